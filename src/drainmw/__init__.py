@@ -1,0 +1,61 @@
+"""Prove that an ASGI release is done before it is stopped.
+
+`Drain` owns the state of one release, `DrainMiddleware` puts it in front of
+an ASGI app. Both are imported on first use, so that a command which needs
+neither starts quickly.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drainmw.core.drain import Phase
+    from drainmw.errors import (
+        DrainError,
+        IntakeRefused,
+        SettingsError,
+        SourceUnavailable,
+    )
+    from drainmw.middleware import DrainMiddleware
+    from drainmw.release import Drain
+    from drainmw.sources.base import Counts, WorkSource
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Counts",
+    "Drain",
+    "DrainError",
+    "DrainMiddleware",
+    "IntakeRefused",
+    "Phase",
+    "SettingsError",
+    "SourceUnavailable",
+    "WorkSource",
+    "__version__",
+]
+
+_HOME = {
+    "Counts": "drainmw.sources.base",
+    "Drain": "drainmw.release",
+    "DrainError": "drainmw.errors",
+    "DrainMiddleware": "drainmw.middleware",
+    "IntakeRefused": "drainmw.errors",
+    "Phase": "drainmw.core.drain",
+    "SettingsError": "drainmw.errors",
+    "SourceUnavailable": "drainmw.errors",
+    "WorkSource": "drainmw.sources.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

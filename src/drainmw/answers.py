@@ -1,0 +1,237 @@
+"""What clients are told: the last answer on a connection, and the refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Iterable, MutableMapping
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from drainmw.contract import MARKER_HEADER
+from drainmw.core.ledger import GateByte, Ticket
+from drainmw.errors import IntakeRefused
+
+PROBLEM = "application/problem+json"  # RFC 9457
+CLOSE = (b"connection", b"close")
+SERVICE_RESTART = 1012  # RFC 6455 registry: the service is restarting
+_PER_CONNECTION = frozenset((b"connection", b"keep-alive"))
+
+
+def ticket_factory(gate: GateByte) -> type[Ticket]:
+    """Tickets whose `sender` closes the connection once the gate is not open.
+
+    The decision falls as late as the response starts, so that a request which
+    was in flight when the drain began ends its connection too. While the gate
+    is open this is one look at it for each message.
+    """
+
+    class AppTicket(Ticket):
+        __slots__ = ()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sender = self._pass_on
+
+        def _pass_on(self, message: Message) -> Awaitable[None]:
+            if gate[0] and message["type"] == "http.response.start":
+                message = last_answer(message, self.scope)
+            sent: Awaitable[None] = self.send(message)
+            return sent
+
+    return AppTicket
+
+
+def last_answer(message: Message, scope: Scope) -> Message:
+    """The start of a response, as the last one of its HTTP/1 connection.
+
+    RFC 9113, section 8.2.2: HTTP/2 and later know no such header.
+    """
+    if not is_http1(scope):
+        return message
+    headers = [pair for pair in message.get("headers", ()) if not _hop(pair)]
+    return {**message, "headers": [*headers, CLOSE]}
+
+
+def is_http1(scope: Scope) -> bool:
+    """Whether the connection can be closed by a header."""
+    return str(scope.get("http_version", "1.1")).startswith("1")
+
+
+def _hop(pair: Iterable[bytes]) -> bool:
+    name, _ = pair
+    return bytes(name).lower() in _PER_CONNECTION
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that lower-case name."""
+    return next(
+        (bytes(v) for k, v in scope["headers"] if bytes(k).lower() == name), None
+    )
+
+
+async def answer(
+    scope: Scope,
+    send: Send,
+    status: int,
+    content: MutableMapping[str, Any] | None,
+    *,
+    media_type: str = "application/json",
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    close: bool = False,
+) -> None:
+    """Send one JSON answer of ours, without a body to a HEAD."""
+    body = b"" if content is None else json.dumps(content).encode()
+    start: Message = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [*_described(body, media_type), *headers],
+    }
+    await send(last_answer(start, scope) if close else start)
+    await send(
+        {
+            "type": "http.response.body",
+            "body": b"" if scope.get("method") == "HEAD" else body,
+        }
+    )
+
+
+def _described(body: bytes, media_type: str) -> list[tuple[bytes, bytes]]:
+    uncached = (b"cache-control", b"no-store")
+    if not body:
+        return [uncached]
+    return [
+        (b"content-type", media_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+        uncached,
+    ]
+
+
+class Refusal:
+    """How new work is refused: not touched, safe to retry, and it says so."""
+
+    def __init__(
+        self,
+        *,
+        retry_after: int,
+        extra: Iterable[tuple[str, str]] = (),
+        body_bytes: int,
+        body_readers: int,
+    ) -> None:
+        self._retry_after = str(retry_after).encode()
+        self._extra = [(name.encode(), value.encode()) for name, value in extra]
+        self._answers_preflight = any(
+            name == b"access-control-allow-origin" for name, _ in self._extra
+        )
+        self._body_bytes = body_bytes
+        self._body_readers = body_readers
+        self._reading: dict[object, None] = {}
+
+    async def http(
+        self, scope: Scope, receive: Receive, send: Send, *, phase: str, patience: float
+    ) -> None:
+        """503 with the headers of a refusal.
+
+        The body is read first and thrown away, for `patience` seconds at most:
+        a server that answers while a client still uploads resets the
+        connection, and the client never sees the answer.
+        """
+        if not await self._read_body(scope, receive, patience):
+            return
+        preflight = self._answers_preflight and _is_preflight(scope)
+        await answer(
+            scope,
+            send,
+            204 if preflight else 503,
+            None if preflight else _problem(phase),
+            media_type=PROBLEM,
+            headers=self._headers(phase),
+            close=True,
+        )
+
+    async def websocket(
+        self, scope: Scope, receive: Receive, send: Send, *, phase: str
+    ) -> None:
+        """503 where the server has the denial response, else a plain close.
+
+        The connect is received first and nothing follows the denial: servers
+        were seen to end on a close before it, and to hang on what comes after.
+        """
+        message = await receive()
+        if message["type"] != "websocket.connect":
+            return
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            await send({"type": "websocket.close", "code": SERVICE_RESTART})
+            return
+        body = json.dumps(_problem(phase)).encode()
+        headers = [*_described(body, PROBLEM), *self._headers(phase)]
+        start = {"type": "websocket.http.response.start", "status": 503}
+        await send({**start, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": body})
+
+    def _headers(self, phase: str) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"retry-after", self._retry_after),
+            (MARKER_HEADER.encode(), phase.encode()),
+            *self._extra,
+        ]
+
+    async def _read_body(self, scope: Scope, receive: Receive, patience: float) -> bool:
+        """Read a refused body within its bounds; false if the client is gone."""
+        if not _has_body(scope) or patience <= 0:
+            return True
+        declared = header(scope, b"content-length")
+        if declared is not None and int(declared) > self._body_bytes:
+            return True
+        if len(self._reading) >= self._body_readers:
+            return True
+        reader = object()
+        self._reading[reader] = None
+        try:
+            async with asyncio.timeout(patience):
+                return await discard(receive, self._body_bytes)
+        except TimeoutError:
+            return True
+        finally:
+            del self._reading[reader]
+
+
+async def discard(receive: Receive, most: int) -> bool:
+    """Read a body and keep nothing of it; false if the client is gone."""
+    seen = 0
+    while seen <= most:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return False
+        seen += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return True
+    return True
+
+
+def _has_body(scope: Scope) -> bool:
+    """Whether there is a body to read and the client is already sending it."""
+    if (header(scope, b"expect") or b"").lower() == b"100-continue":
+        return False
+    declared = header(scope, b"content-length")
+    if declared is not None:
+        return declared.isdigit() and int(declared) > 0
+    return not is_http1(scope) or header(scope, b"transfer-encoding") is not None
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return (
+        scope["method"] == "OPTIONS"
+        and header(scope, b"origin") is not None
+        and header(scope, b"access-control-request-method") is not None
+    )
+
+
+def _problem(phase: str) -> dict[str, Any]:
+    return {
+        "title": "This release takes no new work",
+        "status": 503,
+        "code": IntakeRefused.code,
+        "detail": f"it is {phase}; the request was not touched and is safe to retry",
+    }

@@ -1,0 +1,268 @@
+"""The phase table: where a release stands, and what may happen to it there.
+
+Everything that affects a phase lives in this file. Time comes in as `now`
+(monotonic seconds), nothing here waits, locks or logs. A pair of phase and
+event that the table lacks is refused and changes nothing. Whether work is
+admitted follows from the phase: `Lifecycle.gate` is derived, never set.
+
+The life of one drain is a `Run`. It is `draining` from the accepted begin;
+`closing` is its last step, in which nobody is admitted any more while the
+counters of the verdict are read. `drained` and `failed` are final for the
+nonce; only a resume ends them, and it retires the nonce for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from drainmw.contract import (
+    COUNTERS_INVALID,
+    FAILURE_MAXIMUM,
+    NOT_IDLE,
+    TIMEOUT,
+    BeginRequest,
+)
+from drainmw.errors import (
+    AlreadyStarted,
+    DrainDetached,
+    DrainNotFound,
+    DrainResumed,
+    PhaseConflict,
+    RevisionMismatch,
+)
+
+
+class Phase(StrEnum):
+    """Where this release stands."""
+
+    SERVING = "serving"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    FAILED = "failed"
+    DETACHED = "detached"
+
+
+class Event(StrEnum):
+    """What can happen to a release."""
+
+    CORDON = "cordon"
+    UNCORDON = "uncordon"
+    BEGIN = "begin"
+    IDLE = "idle"
+    FAIL = "fail"
+    RESUME = "resume"
+    DETACH = "detach"
+
+
+TABLE: Mapping[tuple[Phase, Event], Phase] = {
+    (Phase.SERVING, Event.CORDON): Phase.CORDONED,
+    (Phase.SERVING, Event.UNCORDON): Phase.SERVING,
+    (Phase.SERVING, Event.BEGIN): Phase.DRAINING,
+    (Phase.CORDONED, Event.CORDON): Phase.CORDONED,
+    (Phase.CORDONED, Event.UNCORDON): Phase.SERVING,
+    (Phase.CORDONED, Event.BEGIN): Phase.DRAINING,
+    (Phase.DRAINING, Event.IDLE): Phase.DRAINED,
+    (Phase.DRAINING, Event.FAIL): Phase.FAILED,
+    (Phase.DRAINING, Event.RESUME): Phase.SERVING,
+    (Phase.DRAINED, Event.RESUME): Phase.SERVING,
+    (Phase.DRAINED, Event.DETACH): Phase.DETACHED,
+    (Phase.FAILED, Event.RESUME): Phase.SERVING,
+    (Phase.FAILED, Event.DETACH): Phase.DETACHED,
+}
+
+
+class Gate(IntEnum):
+    """The one number that admission looks at; 0 is the fast path."""
+
+    OPEN = 0
+    CORDONED = 1
+    DRAINING = 2
+    """Refused, save what `admit` lets finish."""
+    CLOSED = 3
+
+
+_GATES = {
+    Phase.SERVING: Gate.OPEN,
+    Phase.CORDONED: Gate.CORDONED,
+    Phase.DRAINING: Gate.DRAINING,
+}
+
+
+@dataclass(slots=True)
+class Run:
+    """One drain, named by its nonce. Only `Lifecycle` writes it."""
+
+    request: BeginRequest
+    epoch: int
+    begun_at: float
+    deadline: float
+    closing: bool = False
+    failure: str | None = None
+    ended_at: float | None = None
+
+
+class Lifecycle:
+    """The phase of one release and its drain. Not thread-safe: one owner."""
+
+    def __init__(self, revision: str | None = None) -> None:
+        self.revision = revision
+        self.phase = Phase.SERVING
+        self.epoch = 0
+        self.run: Run | None = None
+        self._retired: set[str] = set()
+        self._resumed: tuple[str, int] | None = None
+
+    @property
+    def gate(self) -> Gate:
+        """What admission has to obey now."""
+        if self.run is not None and self.run.closing:
+            return Gate.CLOSED
+        return _GATES.get(self.phase, Gate.CLOSED)
+
+    def cordon(self) -> None:
+        """Say not ready, keep admitting. Idempotent.
+
+        Raises:
+            PhaseConflict: Once a drain has begun.
+        """
+        self._move(Event.CORDON)
+
+    def uncordon(self) -> None:
+        """Take a cordon back. Idempotent.
+
+        Raises:
+            PhaseConflict: Once a drain has begun.
+        """
+        self._move(Event.UNCORDON)
+
+    def begin(self, request: BeginRequest, now: float) -> bool:
+        """Close intake, or join the drain that runs; true for a duplicate.
+
+        Raises:
+            DrainResumed: The nonce was retired.
+            AlreadyStarted: Another nonce, or this one with other revisions.
+            RevisionMismatch: The source is not this release.
+        """
+        if request.nonce in self._retired:
+            raise DrainResumed
+        if self.run is not None:
+            if _identity(self.run.request) == _identity(request):
+                return True
+            raise AlreadyStarted
+        if self.revision not in (None, request.source_revision):
+            raise RevisionMismatch(str(self.revision))
+        self._move(Event.BEGIN)
+        self.epoch += 1
+        deadline = now + request.timeout_ms / 1000
+        self.run = Run(request, self.epoch, begun_at=now, deadline=deadline)
+        return False
+
+    def find(self, nonce: str | None) -> Run:
+        """The drain of that nonce.
+
+        Raises:
+            DrainNotFound: No drain, another's nonce, or a retired one.
+        """
+        if self.run is None or self.run.request.nonce != nonce:
+            raise DrainNotFound(resumed=nonce in self._retired)
+        return self.run
+
+    def expire(self, now: float, because: str = TIMEOUT) -> bool:
+        """Fail the drain if its deadline has passed; true if it just did.
+
+        Call it before the counters are read: a zero first seen at or after
+        the deadline is a timeout. `because` is for a source that could not be
+        reached until then.
+        """
+        run = self.run
+        if run is None or self.phase is not Phase.DRAINING or now < run.deadline:
+            return False
+        self.fail(because, now)
+        return True
+
+    def close(self) -> None:
+        """Stop asking `admit`; the counters of the verdict come next."""
+        self._draining().closing = True
+
+    def reopen(self) -> None:
+        """Go back to waiting: `admit` let somebody in before the close."""
+        self._draining().closing = False
+
+    def conclude(self, counts: Mapping[str, int] | None, now: float) -> None:
+        """Write the verdict, once; `None` are counters that are not valid.
+
+        Everything has reported that it settled. All zero is `drained`,
+        anything else `failed`. At or after the deadline it is a timeout.
+        """
+        if self.expire(now):
+            return
+        if not self._draining().closing:
+            raise AssertionError("a verdict is only read while closing")
+        if counts is None:
+            self.fail(COUNTERS_INVALID, now)
+        elif any(counts.values()):
+            self.fail(NOT_IDLE, now)
+        else:
+            self._end(Event.IDLE, now)
+
+    def fail(self, failure: str, now: float) -> None:
+        """End the drain as failed. What is held stays held until a resume."""
+        self._draining().failure = failure[:FAILURE_MAXIMUM]
+        self._end(Event.FAIL, now)
+
+    def resume(self, nonce: str) -> bool:
+        """Serve again and retire the nonce; true for an exact retry.
+
+        Raises:
+            DrainDetached: Ownership has moved.
+            DrainResumed: A nonce that an earlier resume retired.
+            DrainNotFound: A nonce that never named a drain here.
+        """
+        if self.run is None or nonce != self.run.request.nonce:
+            if self._resumed == (nonce, self.epoch) and self.run is None:
+                return True
+            if nonce in self._retired:
+                raise DrainResumed
+            raise DrainNotFound
+        if self.phase is Phase.DETACHED:
+            raise DrainDetached
+        self._retired.add(nonce)
+        self._move(Event.RESUME)
+        self.epoch += 1
+        self.run = None
+        self._resumed = (nonce, self.epoch)
+        return False
+
+    def detach(self, nonce: str) -> None:
+        """Give ownership away for good.
+
+        Raises:
+            DrainNotFound: Not the drain that stands.
+            PhaseConflict: It has not ended.
+        """
+        self.find(nonce)
+        self._move(Event.DETACH)
+
+    def _draining(self) -> Run:
+        if self.run is None or self.phase is not Phase.DRAINING:
+            raise PhaseConflict(self.phase, "a verdict")
+        return self.run
+
+    def _end(self, event: Event, now: float) -> None:
+        run = self._draining()
+        self._move(event)
+        run.closing = False
+        run.ended_at = now
+
+    def _move(self, event: Event) -> None:
+        target = TABLE.get((self.phase, event))
+        if target is None:
+            raise PhaseConflict(self.phase, event)
+        self.phase = target
+
+
+def _identity(request: BeginRequest) -> tuple[str, str, str]:
+    return request.nonce, request.source_revision, request.target_revision

@@ -1,0 +1,186 @@
+"""Every error drainmw raises, by whose fault it is.
+
+DrainError
+├── Refused              the request is right, this release will not have it now
+│   ├── IntakeRefused        new work after intake has closed
+│   ├── AlreadyStarted       another drain runs, or stands
+│   ├── RevisionMismatch     the drain is meant for another release
+│   ├── DrainResumed         this nonce was retired by a resume
+│   ├── DrainDetached        ownership has moved, nothing may reopen
+│   ├── DrainNotFound        no drain of that nonce
+│   └── PhaseConflict        the phase has no such transition
+├── Misuse               fix the code or the configuration
+│   ├── SettingsError        a setting that is not usable
+│   └── InstalledTwice       two middlewares in one chain
+├── RequestInvalid       the peer sent something that is not in the contract
+└── SourceError          an adapter's system failed
+    ├── SourceUnavailable    no answer: the count is unknown, never zero
+    ├── CountersInvalid      a counter is not a whole number of at least 0
+    └── CountersUnknown      somebody was asked and has not answered
+"""
+
+from __future__ import annotations
+
+
+class DrainError(Exception):
+    """Base of every error that drainmw raises."""
+
+    code = "RUNTIME_DRAIN_ERROR"
+    """The name of this error on the wire."""
+
+
+class Refused(DrainError):
+    """Raised when a well-formed request is not allowed in the present phase."""
+
+
+class IntakeRefused(Refused):
+    """Raised when new work is offered after intake has closed.
+
+    Nothing of the work has run; it is safe to offer it to another release.
+    """
+
+    code = "RUNTIME_DRAIN_INTAKE_REFUSED"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is refused: this release is draining"
+
+
+class AlreadyStarted(Refused):
+    """Raised when a begin meets a drain that is not its own."""
+
+    code = "RUNTIME_DRAIN_ALREADY_STARTED"
+
+    def __str__(self) -> str:
+        return "another drain has begun; it is untouched"
+
+
+class RevisionMismatch(Refused):
+    """Raised when `sourceRevision` is not the revision of this release."""
+
+    code = "RUNTIME_DRAIN_REVISION_MISMATCH"
+
+    def __init__(self, own: str) -> None:
+        super().__init__(own)
+        self.own = own
+
+    def __str__(self) -> str:
+        return f"sourceRevision must be the revision of this release, {self.own}"
+
+
+class DrainResumed(Refused):
+    """Raised when a nonce is used that a resume has retired."""
+
+    code = "RUNTIME_DRAIN_RESUMED"
+
+    def __str__(self) -> str:
+        return "the drain of this nonce was resumed; begin with a new nonce"
+
+
+class DrainDetached(Refused):
+    """Raised when a resume comes after ownership has moved."""
+
+    code = "RUNTIME_DRAIN_DETACHED"
+
+    def __str__(self) -> str:
+        return "the new release owns the work; the old one cannot serve again"
+
+
+class DrainNotFound(Refused):
+    """Raised when a nonce names no drain that stands here."""
+
+    code = "RUNTIME_DRAIN_NOT_FOUND"
+
+    def __init__(self, *, resumed: bool = False) -> None:
+        super().__init__(resumed)
+        self.resumed = resumed
+
+    def __str__(self) -> str:
+        if self.resumed:
+            return "the drain of this nonce was resumed"
+        return "no drain of this nonce"
+
+
+class PhaseConflict(Refused):
+    """Raised when the phase table has no such transition; nothing changed."""
+
+    code = "RUNTIME_DRAIN_ALREADY_STARTED"
+
+    def __init__(self, phase: str, event: str) -> None:
+        super().__init__(phase, event)
+        self.phase = phase
+        self.event = event
+
+    def __str__(self) -> str:
+        return f"{self.event} is not possible while {self.phase}"
+
+
+class Misuse(DrainError):
+    """Raised when the calling code or the configuration has to be mended."""
+
+
+class SettingsError(Misuse):
+    """Raised when a setting cannot be used; names it and says what is right."""
+
+    code = "RUNTIME_SETTINGS_INVALID"
+
+
+class InstalledTwice(Misuse):
+    """Raised when one chain of apps holds two drain middlewares."""
+
+    def __str__(self) -> str:
+        return (
+            "DrainMiddleware is installed twice in one chain of apps; "
+            "install it once, as the outermost layer"
+        )
+
+
+class RequestInvalid(DrainError):
+    """Raised when a begin is not in the contract's form; nothing changed."""
+
+    code = "RUNTIME_DRAIN_REQUEST_INVALID"
+
+
+class SourceError(DrainError):
+    """Raised when the system behind a source of work failed."""
+
+
+class SourceUnavailable(SourceError):
+    """Raised by a source that cannot be reached.
+
+    Its count is then unknown, which is never zero: the drain asks again
+    until its deadline.
+    """
+
+    code = "RUNTIME_DRAIN_SOURCE_UNAVAILABLE"
+
+
+class CountersInvalid(SourceError):
+    """Raised when a counter is not a whole number of at least 0."""
+
+    code = "RUNTIME_DRAIN_COUNTERS_INVALID"
+
+    def __init__(self, who: str) -> None:
+        super().__init__(who)
+        self.who = who
+
+    def __str__(self) -> str:
+        return f"{self.who} reports something that is not a whole number of at least 0"
+
+
+class CountersUnknown(SourceError):
+    """Raised when somebody was asked for a count and gave no answer in time."""
+
+    code = "RUNTIME_DRAIN_COUNTERS_UNKNOWN"
+
+    def __init__(self, who: list[str], why: str = "") -> None:
+        super().__init__(who, why)
+        self.who = who
+        self.why = why
+
+    def __str__(self) -> str:
+        because = f" ({self.why})" if self.why else ""
+        return f"no count from {', '.join(self.who)}{because}"

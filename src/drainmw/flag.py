@@ -1,0 +1,63 @@
+"""A flag that any event loop and any thread can wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+
+
+class Flag:
+    """Set once something has happened; `await` it, or wait for it in a thread.
+
+    Unlike `asyncio.Event` it belongs to no loop: each waiter is woken in its
+    own. Setting and clearing are safe from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+        return self._event.is_set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Wake everybody who waits. Idempotent."""
+        self._event.set()
+        for waiter, loop in list(self._waiters.items()):
+            self._waiters.pop(waiter, None)
+            try:
+                loop.call_soon_threadsafe(_wake, waiter)
+            except RuntimeError:  # that loop has been closed; nobody waits there
+                continue
+
+    def clear(self) -> None:
+        """Let the next waiters wait again."""
+        self._event.clear()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until it is set; false after `timeout` seconds."""
+        return self._event.wait(timeout)
+
+    def __await__(self) -> Generator[None, None, None]:
+        return self._waited().__await__()
+
+    async def _waited(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._event.is_set():
+            waiter = loop.create_future()
+            self._waiters[waiter] = loop
+            try:
+                if not self._event.is_set():
+                    await waiter
+            finally:
+                self._waiters.pop(waiter, None)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,51 @@
+"""The logger: structlog in front of the standard logger `drainmw`.
+
+The library configures nothing. An app that has configured structlog sees our
+events through its own processors; any other sees records of the standard
+logger `drainmw`, with the event and its facts as the message. Nothing is ever
+printed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from drainmw.text import printable
+
+NAME = "drainmw"
+
+
+def _as_record(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> dict[str, Any]:
+    """The last processor: one line of text, and the facts as an attribute."""
+    facts = dict(event)
+    name = facts.pop("event")
+    exc_info = facts.pop("exc_info", None)
+    text = " ".join([str(name), *(f"{k}={_value(v)}" for k, v in facts.items())])
+    return {"msg": text, "exc_info": exc_info, "extra": {NAME: facts}}
+
+
+def _value(value: object) -> str:
+    text = printable(str(value))
+    return repr(text) if not text or " " in text else text
+
+
+_standard: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+    logging.getLogger(NAME),
+    processors=[structlog.stdlib.filter_by_level, _as_record],
+    wrapper_class=structlog.stdlib.BoundLogger,
+    context_class=dict,
+    cache_logger_on_first_use=False,
+)
+
+
+def logger() -> Any:
+    """Where events go now: asked anew each time, since an app configures late."""
+    if structlog.is_configured():
+        return structlog.get_logger(NAME)
+    return _standard

@@ -1,0 +1,311 @@
+"""ASGI admission: what is counted, what is refused, what is answered here.
+
+The fast path is for an HTTP request while the gate is open. It is written out
+in one function, since every call in it would be paid by every request; the
+order of its steps is the promise that `core.ledger` explains. Everything else
+goes through `_Other`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Iterator
+from sys import getrefcount
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from drainmw.answers import PROBLEM, Refusal, answer, last_answer
+from drainmw.control import Control
+from drainmw.core.drain import Gate, Phase
+from drainmw.core.ledger import GateByte, Kind, Ticket
+from drainmw.errors import InstalledTwice
+from drainmw.log import logger
+from drainmw.release import Drain
+
+PROBE_METHODS = frozenset(("GET", "HEAD"))
+_QUALNAME = "DrainMiddleware.<locals>.drain_middleware"
+PATIENCE_PAST_DEADLINE = 1.0  # seconds a refused body is read past the deadline
+
+
+def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
+    """Wrap an app, as the outermost layer of it.
+
+    Counts its requests and WebSockets, refuses new ones once a drain begins,
+    answers the control endpoints and completes the probes. Without `drain` it
+    makes one from the `DRAINMW_*` variables. What it returns has `app` and
+    `drain` as attributes; it is a function, since a call of a plain coroutine
+    function costs half of one through a class.
+
+    Raises:
+        SettingsError: Names each variable that cannot be used.
+        InstalledTwice: The app, or the app that is being built, has one already.
+    """
+    drain = drain or Drain()
+    _check_alone(app, drain)
+    other = _Other(app, drain)
+    if not drain.tokens:
+        logger().warning(
+            "control endpoints closed",
+            reason="no token is configured",
+            remedy="set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE; `drainmw token` makes one",
+        )
+    ledger = drain.ledger
+    gate = ledger.gate
+    exempt = other.exempt
+    take_spare, put_spare = ledger.spare.pop, ledger.spare.append
+    clock = drain.clock
+
+    async def drain_middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            special = (
+                gate[0]
+                or scope["type"] != "http"
+                or scope["path"] in exempt
+                or scope["root_path"]
+            )
+        except KeyError:  # the root path is optional, and lifespan has no path
+            special = True
+        if special:
+            if scope["type"] != "websocket":
+                return await other(scope, receive, send)
+            ticket = other.admit("websocket", scope)
+            if ticket is None:
+                return await other.refuse_websocket(scope, receive, send)
+            try:
+                return await app(scope, receive, send)
+            finally:
+                ledger.release(ticket)
+        try:
+            ticket = take_spare()
+        except IndexError:
+            ticket = ledger.fresh()
+        if gate[0]:
+            ledger.put_back(ticket)
+            return await other(scope, receive, send)
+        ticket.scope = scope
+        ticket.send = send
+        ticket.started = clock()
+        ticket.uses += 1
+        sender = ticket.sender
+        try:
+            await app(scope, receive, sender)
+        finally:
+            if getrefcount(sender) > _UNSHARED:
+                ledger.put_back(ticket, recycle=False)
+            else:
+                ticket.scope = ticket.send = None
+                put_spare(ticket)
+                if gate[0]:
+                    ledger.wake()
+
+    vars(drain_middleware).update(app=app, drain=drain)
+    return drain_middleware
+
+
+def _references_of_an_unshared_sender() -> int:
+    """How many references `getrefcount` finds where nobody else holds one."""
+    ticket = Ticket()
+    ticket.sender = ticket.__init__  # type: ignore[misc]  # any bound method
+    sender = ticket.sender
+    return getrefcount(sender)
+
+
+_UNSHARED = _references_of_an_unshared_sender()
+
+
+class _Other:
+    """Every way in but the fast path."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        settings = drain.settings
+        self._app = app
+        self._drain = drain
+        self._ledger = drain.ledger
+        self._gate: GateByte = drain.ledger.gate
+        self._control = Control(drain)
+        self._readiness = settings.readiness_path
+        self._liveness = settings.liveness_path
+        self._refusal = Refusal(
+            retry_after=settings.retry_after,
+            extra=settings.refusal_headers,
+            body_bytes=settings.refused_body_bytes,
+            body_readers=settings.refused_body_readers,
+        )
+        probes = {self._readiness, self._liveness} - {None}
+        self.exempt = self._control.paths | probes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, self._closing(scope, send))
+        else:
+            await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = route_path(scope)
+        if path in self._control.paths:
+            await self._control.answer(path, scope, receive, send)
+        elif path == self._readiness and scope["method"] in PROBE_METHODS:
+            await self._readiness_probe(scope, receive, send)
+        elif path == self._liveness and scope["method"] in PROBE_METHODS:
+            await self._liveness_probe(scope, receive, send)
+        elif (ticket := self.admit("http", scope)) is not None:
+            await self._run(ticket, scope, receive, send)
+        else:
+            self._ledger.refuse(self._drain.clock())
+            await self._refusal.http(
+                scope, receive, send, phase=self._phase(), patience=self._patience()
+            )
+
+    async def refuse_websocket(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Refuse a handshake; the app is not called."""
+        self._ledger.refuse(self._drain.clock())
+        await self._refusal.websocket(scope, receive, send, phase=self._phase())
+
+    async def _run(
+        self, ticket: Ticket, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._ledger.release(ticket)
+
+    # Admission
+
+    def admit(self, kind: Kind, scope: Scope) -> Ticket | None:
+        """A ticket where the gate, or the app's own predicate, lets it in."""
+        now = self._drain.clock()
+        ticket = self._ledger.enter(kind, scope, now, at_most=Gate.CORDONED)
+        if ticket is None and self._gate[0] == Gate.DRAINING and self._asked(scope):
+            ticket = self._ledger.enter(kind, scope, now, at_most=Gate.DRAINING)
+        return ticket
+
+    def _asked(self, scope: Scope) -> bool:
+        admit = self._drain.settings.admit
+        if admit is None:
+            return False
+        try:
+            return bool(admit(dict(scope)))
+        except Exception as exc:
+            logger().error("admit failed", error=type(exc).__name__, exc_info=True)
+            return False
+
+    def _phase(self) -> str:
+        phase = self._drain.phase
+        return str(Phase.DRAINING if phase is Phase.SERVING else phase)
+
+    def _patience(self) -> float:
+        """Seconds in which a refused body may be read."""
+        remaining = self._drain.remaining or 0.0
+        limit = self._drain.settings.refused_body_timeout
+        return min(limit, remaining + PATIENCE_PAST_DEADLINE)
+
+    # Probes
+
+    async def _readiness_probe(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if self._drain.not_ready() is None and await self._passed_on(
+            scope, receive, send, {"ready": True, "phase": str(Phase.SERVING)}
+        ):
+            return
+        reason = self._drain.not_ready()
+        if reason is None:  # resumed this instant
+            await answer(scope, send, 200, {"ready": True, "phase": self._phase()})
+            return
+        await answer(
+            scope,
+            send,
+            503,
+            {
+                "title": "Not ready",
+                "status": 503,
+                "code": "RUNTIME_NOT_READY",
+                "detail": reason,
+                "phase": str(self._drain.phase),
+            },
+            media_type=PROBLEM,
+        )
+
+    async def _liveness_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        alive = {"alive": True, "phase": str(self._drain.phase)}
+        if not await self._passed_on(scope, receive, send, alive):
+            await answer(scope, send, 200, alive)
+
+    async def _passed_on(
+        self, scope: Scope, receive: Receive, send: Send, content: dict[str, Any]
+    ) -> bool:
+        """Ask the app, while serving; its 404 is replaced by our 200."""
+        ticket = self._ledger.enter("http", scope, self._drain.clock())
+        if ticket is None:
+            return False
+        probe = _Completed(scope, send, content)
+        await self._run(ticket, scope, receive, probe)
+        return True
+
+    def _closing(self, scope: Scope, send: Send) -> Send:
+        """A send that ends the connection, if the gate is not open by then."""
+        gate = self._gate
+
+        def sender(message: Message) -> Awaitable[None]:
+            if gate[0] and message["type"] == "http.response.start":
+                message = last_answer(message, scope)
+            return send(message)
+
+        return sender
+
+
+class _Completed:
+    """A send that puts our 200 in the place of the app's 404."""
+
+    def __init__(self, scope: Scope, send: Send, content: dict[str, Any]) -> None:
+        self._scope = scope
+        self._send = send
+        self._content = content
+        self._replaces = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._replaces = message["status"] == 404
+        if not self._replaces:
+            await self._send(message)
+        elif message["type"] == "http.response.body" and not message.get("more_body"):
+            await answer(self._scope, self._send, 200, self._content)
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the root path, whether the server left that in or not."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    if root and path.startswith(f"{root}/"):
+        return path[len(root) :]
+    return path
+
+
+def _check_alone(app: ASGIApp, drain: Drain) -> None:
+    """Refuse a second middleware in one chain, built already or being built."""
+    for layer in _layers(app):
+        if isinstance(getattr(layer, "drain", None), Drain):
+            raise InstalledTwice
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code.co_qualname == _QUALNAME:
+            outer = frame.f_locals.get("ledger")
+            if outer is drain.ledger:
+                raise InstalledTwice
+        frame = frame.f_back
+
+
+def _layers(app: ASGIApp) -> Iterator[Any]:
+    """The apps inside an app, as far as they can be seen from outside."""
+    layer: Any = app
+    seen = 0
+    while layer is not None and seen < 100:
+        yield layer
+        for planned in getattr(layer, "user_middleware", ()):
+            if getattr(planned, "cls", None) is DrainMiddleware:
+                raise InstalledTwice
+        layer = getattr(layer, "app", None)
+        seen += 1

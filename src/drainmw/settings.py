@@ -1,0 +1,226 @@
+"""One settings model: `DRAINMW_*` variables and keyword arguments.
+
+Every field is a keyword of `Drain` and, in upper case behind `DRAINMW_`, an
+environment variable. A keyword wins. Whatever is wrong is said at once, before
+any listener opens, with the name that the operator used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+
+from drainmw.errors import SettingsError
+
+PREFIX = "DRAINMW_"
+TOKEN_FORM = "43 characters of base64url, as `drainmw token` prints"
+TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OFF = frozenset(("", "off", "none"))
+
+Headers = tuple[tuple[str, str], ...]
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    return value
+
+
+def _path(value: object) -> object:
+    if value is None or (isinstance(value, str) and value.strip().lower() in _OFF):
+        return None
+    if not isinstance(value, str) or not re.fullmatch(r"/[!-~]*", value):
+        raise ValueError("not a path")
+    if "?" in value or "#" in value or "%" in value:
+        raise ValueError("not a plain path")
+    return value
+
+
+def _headers(value: object) -> object:
+    if isinstance(value, str):
+        value = [_split_header(part) for part in value.split("\n") if part.strip()]
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if not isinstance(value, list | tuple):
+        raise ValueError("not headers")
+    pairs = []
+    for pair in value:
+        name, text = pair
+        if not (isinstance(name, str) and _HEADER_NAME.fullmatch(name)):
+            raise ValueError("not a header name")
+        if not (isinstance(text, str) and text.isprintable() and text.isascii()):
+            raise ValueError("not a header value")
+        pairs.append((name.lower(), text))
+    return tuple(pairs)
+
+
+def _split_header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon:
+        raise ValueError("not a header")
+    return name.strip(), value.strip()
+
+
+def _hosts(value: object) -> object:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise ValueError("not a list of names")
+    names = [str(name).lower() for name in value]
+    if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name) for name in names):
+        raise ValueError("not a host name")
+    return frozenset(names)
+
+
+Seconds = Annotated[float, BeforeValidator(_number)]
+Whole = Annotated[int, BeforeValidator(_number)]
+OptionalPath = Annotated[str | None, BeforeValidator(_path)]
+
+RIGHT_FORM = {
+    "token": TOKEN_FORM,
+    "token_file": f"a readable file with one token or two, each {TOKEN_FORM}",
+    "revision": "40 lower-case hex digits",
+    "app": "1 to 128 printable characters",
+    "timeout": "a number of seconds from 0.1 to 600",
+    "lame_duck": "a number of seconds from 0 to 600",
+    "graceful_timeout": "a number of seconds from 0.1 to 600",
+    "readiness_path": 'a path such as "/readyz", or "off"',
+    "liveness_path": 'a path such as "/livez", or "off"',
+    "retry_after": "a whole number of seconds from 0 to 3600",
+    "refusal_headers": 'lines of "name: value", or a mapping of them',
+    "control_hosts": "host names separated by commas",
+    "metrics_public": "true or false",
+    "refused_body_bytes": "a whole number of bytes from 0 to 1073741824",
+    "refused_body_timeout": "a number of seconds from 0 to 60",
+    "refused_body_readers": "a whole number from 0 to 65536",
+    "control_body_timeout": "a number of seconds from 0.1 to 60",
+    "count_timeout": "a number of seconds from 0.01 to 10",
+    "report_interval": "a number of seconds from 0.1 to 3600",
+    "admit": "a function of the ASGI scope that returns true or false",
+    "redact_path": "a function from a path to what may be shown of it",
+}
+
+
+class Settings(BaseModel):
+    """What can be set. Durations are seconds, sizes are bytes."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+    )
+
+    token: SecretStr | None = None
+    """Opens the control endpoints; without it and `token_file` they are closed."""
+    token_file: Path | None = None
+    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$")
+    """This release's own; a begin must name it as its source."""
+    app: str | None = Field(None, min_length=1, max_length=128)
+    """What the report calls this app."""
+    timeout: Seconds = Field(25.0, ge=0.1, le=600, allow_inf_nan=False)
+    """Of a drain that `serve` begins by itself at SIGTERM."""
+    lame_duck: Seconds = Field(0.0, ge=0, le=600, allow_inf_nan=False)
+    """How long `serve` is cordoned at SIGTERM before it drains."""
+    graceful_timeout: Seconds = Field(3.0, ge=0.1, le=600, allow_inf_nan=False)
+    """What `serve` leaves the server to stop in, once the drain has ended."""
+    readiness_path: OptionalPath = "/readyz"
+    liveness_path: OptionalPath = "/livez"
+    retry_after: Whole = Field(1, ge=0, le=3600)
+    """Seconds, on every refusal."""
+    refusal_headers: Annotated[Headers, BeforeValidator(_headers)] = ()
+    """Sent with every refusal, such as `access-control-allow-origin`."""
+    control_hosts: Annotated[frozenset[str], BeforeValidator(_hosts)] = frozenset()
+    """Names in `Host` under which control may be asked, beside those that
+    nobody outside could register: addresses, single labels, `localhost`,
+    `.local`, `.internal`, `.test`."""
+    metrics_public: bool = False
+    refused_body_bytes: Whole = Field(16 * 2**20, ge=0, le=2**30)
+    """How much of a refused request's body is read and thrown away."""
+    refused_body_timeout: Seconds = Field(5.0, ge=0, le=60, allow_inf_nan=False)
+    refused_body_readers: Whole = Field(256, ge=0, le=65536)
+    """How many refused bodies are read at once; others are not read at all."""
+    control_body_timeout: Seconds = Field(5.0, ge=0.1, le=60, allow_inf_nan=False)
+    count_timeout: Seconds = Field(0.25, ge=0.01, le=10, allow_inf_nan=False)
+    """What a source has to answer in, or its count is unknown."""
+    report_interval: Seconds = Field(5.0, ge=0.1, le=3600, allow_inf_nan=False)
+    """Between two lines in the log that name the oldest blockers."""
+    admit: Callable[[dict[str, Any]], bool] | None = None
+    """Asked for each request while draining: may it still finish here?"""
+    redact_path: Callable[[str], str] | None = None
+    """Applied to a path before it is shown in a log, a report or a terminal."""
+
+    @field_validator("token")
+    @classmethod
+    def _token_form(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not TOKEN.fullmatch(value.get_secret_value()):
+            raise ValueError("not a token")
+        return value
+
+    @field_validator("app")
+    @classmethod
+    def _app_form(cls, value: str | None) -> str | None:
+        if value is not None and not value.isprintable():
+            raise ValueError("not printable")
+        return value
+
+
+_FROM_CODE_ALONE = frozenset(("admit", "redact_path"))
+
+
+def load(environ: Mapping[str, str] | None = None, **keywords: Any) -> Settings:
+    """Settings from the environment, overridden by keyword arguments.
+
+    Raises:
+        SettingsError: Names each keyword or variable that cannot be used, and
+            what would be right.
+    """
+    environ = os.environ if environ is None else environ
+    given = {name: value for name, value in keywords.items() if value is not None}
+    values: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        variable = PREFIX + name.upper()
+        if name in keywords or name in _FROM_CODE_ALONE or variable not in environ:
+            continue
+        values[name] = environ[variable]
+    if {"token", "token_file"} & given.keys():
+        values = {k: v for k, v in values.items() if k not in ("token", "token_file")}
+    merged = values | given
+    if "token" in merged and "token_file" in merged:
+        both = " and ".join(_spelled(n, values) for n in ("token", "token_file"))
+        raise SettingsError(f"{both} are both set; set one of them")
+    try:
+        return Settings.model_validate(merged | _switched_off(keywords))
+    except ValidationError as exc:
+        wrong = dict.fromkeys(str(error["loc"][0]) for error in exc.errors())
+    raise SettingsError("; ".join(_complaint(name, values) for name in wrong))
+
+
+def _switched_off(keywords: Mapping[str, Any]) -> dict[str, None]:
+    """A path given as `None` is off; other settings given so are not given."""
+    paths = ("readiness_path", "liveness_path")
+    return {name: None for name in paths if name in keywords and keywords[name] is None}
+
+
+def _spelled(name: str, from_environment: Mapping[str, Any]) -> str:
+    return PREFIX + name.upper() if name in from_environment else name
+
+
+def _complaint(name: str, from_environment: Mapping[str, Any]) -> str:
+    if name not in RIGHT_FORM:
+        return f"{name} is not a setting; there are {', '.join(sorted(RIGHT_FORM))}"
+    return f"{_spelled(name, from_environment)} must be {RIGHT_FORM[name]}"

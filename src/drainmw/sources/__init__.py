@@ -1,0 +1,1 @@
+"""What feeds the `jobs` and `schedules` counters and can be held."""

@@ -1,0 +1,72 @@
+"""The protocol between a drain and a source of work."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+Intake = Literal["clock", "pull", "push"]
+"""What feeds a source. Clocks are held first, because a clock makes work; push
+sources last, because admitted requests and jobs feed them."""
+
+
+class Counts(NamedTuple):
+    """What one source holds here, running and accepted."""
+
+    jobs: int = 0
+    schedules: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One piece of work of a source, for the report."""
+
+    id: str
+    started: float  # monotonic seconds
+
+
+@runtime_checkable
+class WorkSource(Protocol):
+    """An engine's adapter. All of it is called in the event loop of the drain."""
+
+    name: str
+    intake: Intake
+
+    async def hold(self) -> None:
+        """Stop intake, as a barrier: when it returns, everything that can still
+        start here is already in `count`. Idempotent; waits for no running work.
+
+        Raises:
+            SourceUnavailable: It cannot be reached and is to be asked again.
+                Any other exception fails the drain at once.
+        """
+        ...
+
+    def count(self) -> Counts | Awaitable[Counts]:
+        """What it holds now. Has 250 ms to answer.
+
+        Raises:
+            SourceUnavailable: The count is unknown, which is never zero.
+        """
+        ...
+
+    async def settled(self) -> None:
+        """Return when the count is zero and unstarted work is handed back.
+
+        Cancellable. Raises as `hold` does.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Undo `hold`, also one that was done by half. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A source that can say what it still runs."""
+
+    def running(self) -> Iterable[Running]:
+        """Its work in flight, oldest first."""
+        ...

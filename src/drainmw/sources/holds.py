@@ -1,0 +1,315 @@
+"""Holding many sources at once, and letting them go again.
+
+Sources of one intake are held side by side. One that cannot be reached is asked
+again, ever more slowly, until somebody stops asking; any other exception is
+passed on at once. Nothing is released but by `release`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from drainmw.errors import (
+    CountersInvalid,
+    CountersUnknown,
+    Misuse,
+    SourceUnavailable,
+)
+from drainmw.log import logger
+from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
+from drainmw.text import failure_text
+
+RETRY_FIRST = 0.05  # seconds
+RETRY_LAST = 1.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One source and where it stands. Only `Holds` writes it."""
+
+    source: WorkSource
+    held: bool = False
+    error: str | None = None
+    touched: bool = False
+    """A hold was started and no release has undone it since."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    holding: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one source answered when it was asked for its count."""
+
+    entry: Entry
+    counts: Counts | None
+    error: Exception | None = None
+
+
+class Holds:
+    """The sources of one release."""
+
+    def __init__(self, count_timeout: float) -> None:
+        self.entries: list[Entry] = []
+        self._count_timeout = count_timeout
+        self._epoch = 0
+        self._background: set[asyncio.Task[None]] = set()
+
+    def add(self, source: WorkSource) -> Entry:
+        """Register a source.
+
+        Raises:
+            Misuse: It lacks a part of the protocol, or its name is taken.
+        """
+        if not isinstance(source, WorkSource):
+            raise Misuse(
+                f"{type(source).__name__} is no work source: it needs name, intake, "
+                "hold, count, settled and release"
+            )
+        if source.intake not in ("clock", "pull", "push"):
+            raise Misuse(f"intake of {source.name} must be clock, pull or push")
+        if any(entry.source.name == source.name for entry in self.entries):
+            raise Misuse(f"there is a source of the name {source.name} already")
+        entry = Entry(source)
+        self.entries.append(entry)
+        return entry
+
+    def start(self, epoch: int, *intakes: Intake) -> None:
+        """Start the holds of those intakes, in that order, waiting for none."""
+        self._epoch = epoch
+        for entry in self._of(intakes):
+            if entry.holding is None:
+                entry.holding = asyncio.create_task(
+                    self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
+                )
+                entry.holding.add_done_callback(_retrieve)
+
+    async def held(self, *intakes: Intake) -> None:
+        """Wait until the holds that were started have returned.
+
+        Raises:
+            Exception: The first that a hold raised, as soon as it raised it.
+        """
+        holding = [e.holding for e in self._of(intakes) if e.holding is not None]
+        await together(*(asyncio.shield(task) for task in holding))
+
+    async def settled(self, *intakes: Intake) -> None:
+        """Wait until those sources hold no work any more.
+
+        Raises:
+            Exception: The first that a source raised, as soon as it raised it.
+        """
+        await together(
+            *(self._insist(entry, entry.source.settled) for entry in self._of(intakes))
+        )
+
+    async def release(self, patience: float) -> None:
+        """Undo every hold, side by side.
+
+        Returns after `patience` seconds at the latest; what has not answered by
+        then goes on in the background and stands in the report meanwhile.
+        """
+        self._epoch = 0
+        tasks = []
+        for entry in reversed([e for e in self.entries if e.touched or e.holding]):
+            if entry.holding is not None:
+                entry.holding.cancel()
+                entry.holding = None
+            name = f"drainmw release {entry.source.name}"
+            tasks.append(asyncio.create_task(self._release(entry), name=name))
+        if not tasks:
+            return
+        self._background.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._background.discard)
+        await asyncio.wait(tasks, timeout=patience)
+
+    def abandon(self) -> None:
+        """Forget holds that were under way in a loop that has been closed."""
+        for entry in self.entries:
+            entry.holding = None
+            entry.lock = asyncio.Lock()
+
+    @property
+    def all_held(self) -> bool:
+        """Every source is held."""
+        return all(entry.held for entry in self.entries)
+
+    @property
+    def stuck(self) -> list[str]:
+        """The sources that a release has not let go of."""
+        return [e.source.name for e in self.entries if e.touched]
+
+    @property
+    def errors(self) -> list[str]:
+        """What keeps sources from answering, first registered first."""
+        return [entry.error for entry in self.entries if entry.error is not None]
+
+    async def ask(self) -> list[Seen]:
+        """Ask every source for its count, side by side, each within its time."""
+        first = [_ask_now(entry) for entry in self.entries]
+        waiting = {
+            asyncio.ensure_future(answer): i
+            for i, answer in enumerate(first)
+            if not isinstance(answer, Seen)
+        }
+        if waiting:
+            done, late = await asyncio.wait(waiting, timeout=self._count_timeout)
+            for task in late:
+                task.cancel()
+            for task, i in waiting.items():
+                first[i] = _answer(self.entries[i], task if task in done else None)
+        return [answer for answer in first if isinstance(answer, Seen)]
+
+    async def counts(self) -> Counts:
+        """The sum over all sources.
+
+        Raises:
+            CountersUnknown: Somebody gave no answer.
+            CountersInvalid: Somebody reports what is not a whole number.
+            Exception: What else a source raised.
+        """
+        return total(await self.ask())
+
+    def running(self) -> list[Running]:
+        """What the sources that can say so still run."""
+        return [
+            piece
+            for entry in self.entries
+            if isinstance(entry.source, Explains)
+            for piece in entry.source.running()
+        ]
+
+    def _of(self, intakes: Iterable[Intake]) -> list[Entry]:
+        return [e for i in intakes for e in self.entries if e.source.intake == i]
+
+    async def _hold(self, entry: Entry, epoch: int) -> None:
+        async with entry.lock:
+            entry.touched = True
+            await self._insist(entry, entry.source.hold)
+            entry.held = True
+            if self._epoch == 0:  # resumed meanwhile, and nobody holds it anew
+                await self._let_go(entry)
+
+    async def _insist(self, entry: Entry, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask until there is an answer."""
+        pause = RETRY_FIRST
+        while True:
+            try:
+                await ask()
+            except SourceUnavailable as exc:
+                self._note(entry, exc)
+            else:
+                entry.error = None
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, RETRY_LAST)
+
+    async def _release(self, entry: Entry) -> None:
+        async with entry.lock:
+            await self._let_go(entry)
+
+    async def _let_go(self, entry: Entry) -> None:
+        try:
+            await entry.source.release()
+        except Exception as exc:
+            self._note(entry, exc)
+        else:
+            entry.held = entry.touched = False
+            entry.error = None
+
+    def _note(self, entry: Entry, exc: Exception) -> None:
+        error = failure_text(exc)
+        if error != entry.error:
+            logger().warning(
+                "source failed", source=entry.source.name, error=error, held=entry.held
+            )
+        entry.error = error
+
+
+def total(answers: Iterable[Seen]) -> Counts:
+    """The sum of what the sources answered.
+
+    Raises:
+        CountersUnknown: Somebody gave no answer.
+        CountersInvalid: Somebody reports what is not a whole number.
+        Exception: What else a source raised.
+    """
+    answers = list(answers)
+    errors = [a for a in answers if a.error is not None]
+    unknown = [
+        a for a in errors if isinstance(a.error, SourceUnavailable | TimeoutError)
+    ]
+    for answer in errors:
+        if answer not in unknown and answer.error is not None:
+            raise answer.error
+    if unknown:
+        why = next((failure_text(a.error) for a in unknown if a.error), "")
+        raise CountersUnknown([a.entry.source.name for a in unknown], why)
+    known = [a.counts for a in answers if a.counts is not None]
+    return Counts(sum(c.jobs for c in known), sum(c.schedules for c in known))
+
+
+def whole(value: object, who: str) -> int:
+    """A counter as a whole number of at least 0.
+
+    Raises:
+        CountersInvalid: It is not one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CountersInvalid(who)
+    if not math.isfinite(value) or value != int(value) or value < 0:
+        raise CountersInvalid(who)
+    return int(value)
+
+
+def _ask_now(entry: Entry) -> Seen | Awaitable[Counts]:
+    try:
+        answer = entry.source.count()
+    except Exception as exc:
+        return Seen(entry, None, exc)
+    if inspect.isawaitable(answer):
+        return answer
+    return _checked(entry, answer)
+
+
+def _answer(entry: Entry, task: asyncio.Future[Counts] | None) -> Seen:
+    if task is None:
+        return Seen(entry, None, TimeoutError(f"{entry.source.name} gave no answer"))
+    if task.cancelled():
+        return Seen(
+            entry, None, SourceUnavailable(f"{entry.source.name} was cancelled")
+        )
+    exc = task.exception()
+    if isinstance(exc, Exception):
+        return Seen(entry, None, exc)
+    return _checked(entry, task.result())
+
+
+def _checked(entry: Entry, answer: object) -> Seen:
+    who = entry.source.name
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return Seen(entry, None, CountersInvalid(who))
+    try:
+        return Seen(entry, Counts(whole(answer[0], who), whole(answer[1], who)))
+    except CountersInvalid as exc:
+        return Seen(entry, None, exc)
+
+
+async def together(*waits: Awaitable[None]) -> None:
+    """Wait for all; raise the first exception at once and stop the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at a hold's exception, so that nobody complains that no one did."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,33 @@
+"""What comes from outside, made fit for a log, a report or a terminal."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+PATH_MAXIMUM = 128  # characters, as in the report of the contract
+_SAFE = "/:@!$&'()*+,;=~"
+_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]*@")
+
+
+def shown_path(path: str) -> str:
+    """A path percent-encoded and cut; no query belongs in it."""
+    return quote(path, safe=_SAFE, errors="replace")[:PATH_MAXIMUM]
+
+
+def printable(text: str) -> str:
+    """Text in which nothing steers a terminal or breaks a line."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def without_credentials(text: str) -> str:
+    """Text in which the user part of every URL is masked."""
+    return _CREDENTIALS.sub(r"\g<scheme>***@", text)
+
+
+def failure_text(exc: BaseException) -> str:
+    """An exception as a failure: its message, or its class where it has none."""
+    message = printable(without_credentials(str(exc).strip()))
+    return message or type(exc).__name__
