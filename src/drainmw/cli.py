@@ -1,1 +1,407 @@
-def main() -> None: ...
+"""The `drainmw` command: parse, one call, print, exit code.
+
+Exit codes: 0 drained or done, 1 the drain failed, 2 usage, 3 unreachable,
+4 refused. What a command does not need, it does not import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from drainmw.client import ControlClient
+    from drainmw.contract import Status
+
+UNKNOWN = "0" * 40
+REPORT_PAUSE = 1.0  # seconds between two looks at the blockers
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which control endpoints are asked, and how."""
+
+    url: str | None
+    control: Path | None
+    token_file: Path | None
+    as_json: bool
+
+
+class Problem(click.ClickException):
+    """Ends the command with a message on standard error."""
+
+    def show(self, file: Any = None) -> None:
+        """The message, under the name of the command."""
+        click.echo(f"drainmw: {self.format_message()}", file=file, err=True)
+
+
+class Failed(Problem):
+    """The drain failed."""
+
+    exit_code = 1
+
+
+class Usage(Problem):
+    """The call or the configuration has to be mended."""
+
+    exit_code = 2
+
+
+class OutOfReach(Problem):
+    """There is no answer."""
+
+    exit_code = 3
+
+
+class Refused(Problem):
+    """The answer is no."""
+
+    exit_code = 4
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="drainmw")
+def main() -> None:
+    """Serve an ASGI app so that it can be drained, and drain it."""
+
+
+# What asks a target
+
+
+def targeted(command: F) -> F:
+    """The options by which a command finds its target."""
+    for option in reversed(
+        (
+            click.option("--url", help="Base URL of the app. [env: DRAINMW_URL]"),
+            click.option(
+                "--control",
+                type=click.Path(path_type=Path),
+                help="Control socket of `drainmw serve`. [env: DRAINMW_CONTROL]",
+            ),
+            click.option(
+                "--token-file",
+                type=click.Path(path_type=Path),
+                help="File of the token. [env: DRAINMW_TOKEN_FILE, or DRAINMW_TOKEN]",
+            ),
+            click.option("--json", "as_json", is_flag=True, help="For machines."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _nonce_option(command: F) -> F:
+    return click.option("--nonce", help="Of the drain. [default: the one that stands]")(
+        command
+    )
+
+
+@main.command()
+@targeted
+@click.option("--nonce", help="43 characters of base64url. [default: a new one]")
+@click.option("--source", help="Revision that drains. [default: what it reports]")
+@click.option("--target", help="Revision that takes over. [default: unknown]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 600),
+    default=25.0,
+    show_default=True,
+    help="Seconds until the drain fails.",
+)
+@click.option("--wait", is_flag=True, help="Watch it until it has ended.")
+def begin(
+    nonce: str | None,
+    source: str | None,
+    target: str | None,
+    timeout: float,
+    wait: bool,
+    **where: Any,
+) -> None:
+    """Begin a drain, or join it. Safe to repeat with the same --nonce."""
+    from drainmw.tokens import generate
+
+    to = Target(**where)
+    nonce = nonce or generate()
+    with asking(to) as client:
+        source = source or client.report()["revision"] or UNKNOWN
+        target = target or UNKNOWN
+        with _resumed_is_failed(wait):
+            answer = client.begin(nonce, source, target, round(timeout * 1000))
+        if to.as_json:
+            _print_json({**answer, "nonce": nonce, "sourceRevision": source})
+        else:
+            verb = "joined" if answer["duplicate"] else "begun"
+            click.echo(f"drain {verb}, nonce {nonce}")
+        if wait:
+            _watch(client, nonce, to)
+
+
+@main.command()
+@targeted
+@_nonce_option
+def wait(nonce: str | None, **where: Any) -> None:
+    """Watch a drain until it has ended."""
+    to = Target(**where)
+    with asking(to) as client:
+        _watch(client, nonce or _standing(client), to)
+
+
+@main.command()
+@targeted
+@_nonce_option
+def status(nonce: str | None, **where: Any) -> None:
+    """Where a drain stands; exits with 1 once it has failed."""
+    from drainmw.console import Progress
+
+    to = Target(**where)
+    with asking(to) as client:
+        answer = client.status(nonce or _standing(client))
+    if to.as_json:
+        _print_json(answer)
+    else:
+        Progress().show(answer)
+    _exit_by(answer)
+
+
+@main.command()
+@targeted
+def report(**where: Any) -> None:
+    """Everything an operator wants to know."""
+    from drainmw.console import describe
+
+    to = Target(**where)
+    with asking(to) as client:
+        answer = client.report()
+    if to.as_json:
+        _print_json(answer)
+    else:
+        click.echo(describe(answer))
+
+
+@main.command()
+@targeted
+def cordon(**where: Any) -> None:
+    """Say not ready, keep serving."""
+    to = Target(**where)
+    with asking(to) as client:
+        _print_moved(client.cordon(), to)
+
+
+@main.command()
+@targeted
+def uncordon(**where: Any) -> None:
+    """Take a cordon back."""
+    to = Target(**where)
+    with asking(to) as client:
+        _print_moved(client.uncordon(), to)
+
+
+@main.command()
+@targeted
+@_nonce_option
+def resume(nonce: str | None, **where: Any) -> None:
+    """Serve again, also after a drain has ended. The nonce is retired."""
+    to = Target(**where)
+    with asking(to) as client:
+        _print_moved(client.resume(nonce or _standing(client)), to)
+
+
+@main.command()
+def token() -> None:
+    """Print a new control token."""
+    from secrets import token_urlsafe
+
+    click.echo(token_urlsafe(32))
+
+
+# What serves
+
+
+@main.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 picks a free one, which is logged.",
+)
+@click.option("--uds", type=click.Path(path_type=Path), help="Instead of a port.")
+@click.option("--revision", help="Of this release. [env: DRAINMW_REVISION]")
+@click.option(
+    "--control",
+    type=click.Path(path_type=Path),
+    help="Open a control socket there; its directory must be of mode 0700.",
+)
+@click.option("--workers", type=click.IntRange(1, 1), default=1, show_default=True)
+@click.option(
+    "--lame-duck",
+    type=float,
+    help="Seconds cordoned at SIGTERM. [env: DRAINMW_LAME_DUCK; default: 0]",
+)
+@click.option(
+    "--drain-timeout",
+    "timeout",
+    type=float,
+    help="Seconds to drain in at SIGTERM. [env: DRAINMW_TIMEOUT; default: 25]",
+)
+@click.option(
+    "--graceful-timeout",
+    type=float,
+    help="Seconds to stop in after it. [env: DRAINMW_GRACEFUL_TIMEOUT; default: 3]",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
+    """Serve an app; drain it at SIGTERM, then stop."""
+    from drainmw.errors import Misuse
+    from drainmw.serve import Options, run
+
+    if options["uds"] is not None and _given(ctx, "host", "port"):
+        raise click.UsageError("--uds takes the place of --host and --port")
+    try:
+        code = run(Options(**options))
+    except Misuse as exc:
+        raise Usage(str(exc)) from None
+    ctx.exit(code)
+
+
+# Small things
+
+
+@contextmanager
+def asking(to: Target) -> Iterator[ControlClient]:
+    """A client of the target; its errors become messages and exit codes."""
+    from drainmw.client import ControlClient, Denied, Unreachable
+    from drainmw.errors import CountersUnknown, DrainNotFound, SettingsError
+
+    try:
+        with ControlClient(**_found(to)) as client:
+            yield client
+    except SettingsError as exc:
+        raise Usage(str(exc)) from None
+    except Unreachable as exc:
+        raise OutOfReach(str(exc)) from None
+    except (Denied, DrainNotFound, CountersUnknown) as exc:
+        raise Refused(str(exc)) from None
+
+
+def _found(to: Target) -> dict[str, Any]:
+    """The target and the tokens, from the options or the environment."""
+    from drainmw.errors import SettingsError
+    from drainmw.tokens import read
+
+    if to.url and to.control:
+        raise SettingsError("--url and --control exclude each other")
+    url = to.url or (None if to.control else _variable("DRAINMW_URL"))
+    control = to.control or (None if url else _variable("DRAINMW_CONTROL"))
+    if url is None and control is None:
+        raise SettingsError("name a target: --url or --control, or set DRAINMW_URL")
+    if control is not None:
+        return {"control": control}
+    if to.token_file is not None:
+        return {"url": url, "tokens": read(to.token_file, "--token-file")}
+    token_file = os.environ.get("DRAINMW_TOKEN_FILE")
+    given = os.environ.get("DRAINMW_TOKEN")
+    if given is None and token_file is not None:
+        return {"url": url, "tokens": read(Path(token_file))}
+    return {"url": url, "tokens": [] if given is None else [_checked_token(given)]}
+
+
+def _variable(name: str) -> str | None:
+    """A variable, or what stands in the file that its `_FILE` form names."""
+    from drainmw.errors import SettingsError
+
+    file = os.environ.get(f"{name}_FILE")
+    if name in os.environ or file is None:
+        return os.environ.get(name) or None
+    try:
+        return Path(file).read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{name}_FILE cannot be read: {file}: {exc}") from None
+
+
+def _checked_token(token: str) -> str:
+    from drainmw.settings import load
+
+    load({"DRAINMW_TOKEN": token})
+    return token
+
+
+def _standing(client: ControlClient) -> str:
+    nonce = client.report()["nonce"]
+    if nonce is None:
+        raise Refused("no drain has begun there")
+    return nonce
+
+
+def _watch(client: ControlClient, nonce: str, to: Target) -> None:
+    """Show a drain until it has ended, and exit by how it did."""
+    import time
+
+    from drainmw.console import Progress
+    from drainmw.errors import DrainNotFound
+
+    progress = Progress()
+    last: Status | None = None
+    next_report = 0.0
+    try:
+        for answer in client.watch(nonce):
+            if to.as_json:
+                if answer != last:
+                    _print_json(answer)
+            else:
+                if answer["status"] == "draining" and time.monotonic() >= next_report:
+                    progress.learn(client.report())
+                    next_report = time.monotonic() + REPORT_PAUSE
+                progress.show(answer)
+            last = answer
+    except DrainNotFound as exc:
+        if not exc.resumed:
+            raise
+        raise Failed("the drain was resumed; this release serves again") from None
+    if last is not None:
+        _exit_by(last)
+
+
+@contextmanager
+def _resumed_is_failed(waits: bool) -> Iterator[None]:
+    """A begin that waits and finds its drain resumed has seen it fail."""
+    from drainmw.client import Denied
+
+    try:
+        yield
+    except Denied as exc:
+        if waits and exc.resumed:
+            raise Failed(str(exc)) from None
+        raise
+
+
+def _exit_by(answer: Status) -> None:
+    if answer["status"] == "failed":
+        click.get_current_context().exit(Failed.exit_code)
+
+
+def _print_moved(answer: Any, to: Target) -> None:
+    if to.as_json:
+        _print_json(answer)
+    else:
+        click.echo(f"{answer['phase']}  (epoch {answer['epoch']})")
+
+
+def _print_json(answer: Any) -> None:
+    click.echo(json.dumps(answer))
+
+
+def _given(ctx: click.Context, *names: str) -> bool:
+    default = click.core.ParameterSource.DEFAULT
+    return any(ctx.get_parameter_source(name) is not default for name in names)

@@ -27,7 +27,11 @@ def _as_record(
     name = facts.pop("event")
     exc_info = facts.pop("exc_info", None)
     text = " ".join([str(name), *(f"{k}={_value(v)}" for k, v in facts.items())])
-    return {"msg": text, "exc_info": exc_info, "extra": {NAME: facts}}
+    return {
+        "msg": text,
+        "exc_info": exc_info,
+        "extra": {NAME: {"event": name, **facts}},
+    }
 
 
 def _value(value: object) -> str:

@@ -23,6 +23,7 @@ from drainmw.errors import InstalledTwice
 from drainmw.log import logger
 from drainmw.release import Drain
 
+_LAYERS_MAXIMUM = 100  # an app may hold itself
 PROBE_METHODS = frozenset(("GET", "HEAD"))
 _QUALNAME = "DrainMiddleware.<locals>.drain_middleware"
 PATIENCE_PAST_DEADLINE = 1.0  # seconds a refused body is read past the deadline
@@ -284,10 +285,26 @@ def route_path(scope: Scope) -> str:
     return path
 
 
+def installed_drain(app: ASGIApp) -> Drain | None:
+    """The drain of an app that has wrapped itself, in whichever usual way.
+
+    Raises:
+        InstalledTwice: It will make a drain that nobody else can see.
+    """
+    for layer in _layers(app):
+        if isinstance(drain := getattr(layer, "drain", None), Drain):
+            return drain
+        for planned in _planned(layer):
+            if isinstance(drain := planned.kwargs.get("drain"), Drain):
+                return drain
+            raise InstalledTwice
+    return None
+
+
 def _check_alone(app: ASGIApp, drain: Drain) -> None:
     """Refuse a second middleware in one chain, built already or being built."""
     for layer in _layers(app):
-        if isinstance(getattr(layer, "drain", None), Drain):
+        if isinstance(getattr(layer, "drain", None), Drain) or _planned(layer):
             raise InstalledTwice
     frame = sys._getframe().f_back
     while frame is not None:
@@ -301,11 +318,16 @@ def _check_alone(app: ASGIApp, drain: Drain) -> None:
 def _layers(app: ASGIApp) -> Iterator[Any]:
     """The apps inside an app, as far as they can be seen from outside."""
     layer: Any = app
-    seen = 0
-    while layer is not None and seen < 100:
+    for _ in range(_LAYERS_MAXIMUM):
+        if layer is None:
+            return
         yield layer
-        for planned in getattr(layer, "user_middleware", ()):
-            if getattr(planned, "cls", None) is DrainMiddleware:
-                raise InstalledTwice
         layer = getattr(layer, "app", None)
-        seen += 1
+
+
+def _planned(layer: Any) -> list[Any]:
+    """Middlewares of ours that a Starlette app will make on its first call."""
+    planned = getattr(layer, "user_middleware", ())
+    return [
+        entry for entry in planned if getattr(entry, "cls", None) is DrainMiddleware
+    ]

@@ -195,9 +195,7 @@ class Drain:
                 self.ended.clear()
                 self._set_gate()
         if not retry and run is not None:
-            logger().info(
-                "drain resumed", phase=str(Phase.SERVING), epoch=epoch, nonce=nonce
-            )
+            self._log("drain resumed", run)
             await self._at_home(self._let_go())
         return epoch
 
@@ -457,10 +455,8 @@ class Drain:
     def _finish(self, run: Run) -> None:
         self.ended.set()
         self._on_home(_cancel, self._work)
-        if run.failure is None:
-            self._log("drain drained", run)
-        else:
-            self._log("drain failed", run, failure=run.failure)
+        failure = {} if run.failure is None else {"failure": run.failure}
+        self._log("drain ended", run, **failure)
 
     async def _let_go(self) -> None:
         _cancel(self._work)
@@ -504,8 +500,8 @@ class Drain:
             raise CountersUnknown(["a source"], failure_text(exc)) from exc
 
     def _counters(self) -> dict[str, int]:
-        """What can be counted here without asking anybody."""
-        return {**self.ledger.counts(), "jobs": self.tasks.count().jobs}
+        """What can be counted without waiting for anybody."""
+        return {**self.ledger.counts(), **self._holds.counted()._asdict()}
 
     def _log(self, event: str, run: Run, **facts: Any) -> None:
         request = run.request
@@ -513,7 +509,7 @@ class Drain:
         logger().info(
             event,
             phase=str(self.phase),
-            epoch=run.epoch,
+            epoch=self.epoch,
             nonce=request.nonce,
             source_revision=request.source_revision,
             target_revision=request.target_revision,

@@ -174,6 +174,15 @@ class Holds:
         """
         return total(await self.ask())
 
+    def counted(self) -> Counts:
+        """The sum over the sources that answer at once; for a log line only."""
+        now = [_ask_now(entry) for entry in self.entries]
+        for answer in now:
+            if inspect.iscoroutine(answer):
+                answer.close()
+        known = [a.counts for a in now if isinstance(a, Seen) and a.counts]
+        return Counts(sum(c.jobs for c in known), sum(c.schedules for c in known))
+
     def running(self) -> list[Running]:
         """What the sources that can say so still run."""
         return [

@@ -1,0 +1,243 @@
+"""A typed client of the control endpoints, over TCP or a control socket.
+
+No proxy of the environment is used and no redirect followed: the token goes to
+the target that was named, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from drainmw.contract import (
+    BEGIN_PATH,
+    CORDON_PATH,
+    PROTOCOL,
+    REPORT_PATH,
+    RESUME_PATH,
+    STATUS_PATH,
+    UNCORDON_PATH,
+    Accepted,
+    Moved,
+    Report,
+    Status,
+)
+from drainmw.errors import CountersUnknown, DrainError, DrainNotFound, SettingsError
+from drainmw.text import failure_text, printable, without_credentials
+
+POLL_FIRST = 0.05  # seconds
+POLL_LAST = 0.25
+PATIENCE = 5.0  # seconds a target may be out of reach while it is watched
+
+
+class Unreachable(DrainError):
+    """Raised when there is no answer from the target."""
+
+    code = "RUNTIME_CONTROL_UNREACHABLE"
+
+    def __init__(self, target: str, why: str) -> None:
+        super().__init__(target, why)
+        self.target = target
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.target} does not answer: {self.why}"
+
+
+class Denied(DrainError):
+    """Raised when the target answers with an error."""
+
+    def __init__(self, status: int, code: str, detail: str, *, resumed: bool) -> None:
+        super().__init__(status, code, detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.resumed = resumed
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+class ControlClient:
+    """Asks one target. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        control: Path | str | None = None,
+        tokens: list[str] | tuple[str, ...] = (),
+        timeout: float = 5.0,
+    ) -> None:
+        """`url` with the root path of the app, or `control`, a socket file.
+
+        Of several tokens each is tried, in case one has been rotated out.
+
+        Raises:
+            SettingsError: Not exactly one target, or no usable URL.
+        """
+        if (url is None) == (control is None):
+            raise SettingsError("name one target: a URL or a control socket")
+        if url is not None:
+            self.target = _checked(url)
+            base, transport = self.target, httpx.HTTPTransport()
+        else:
+            self.target = f"control socket {control}"
+            base = "http://drainmw"
+            transport = httpx.HTTPTransport(uds=str(control))
+        self._tokens: list[str | None] = list(tokens) or [None]
+        self._http = httpx.Client(
+            base_url=base, transport=transport, timeout=timeout, trust_env=False
+        )
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._http.close()
+
+    def begin(self, nonce: str, source: str, target: str, timeout_ms: int) -> Accepted:
+        """Begin a drain, or join it. Safe to retry.
+
+        Raises:
+            Unreachable, Denied: As every call here does.
+        """
+        body = {
+            "protocol": PROTOCOL,
+            "nonce": nonce,
+            "sourceRevision": source,
+            "targetRevision": target,
+            "timeoutMs": timeout_ms,
+        }
+        return cast(Accepted, self._ask("POST", BEGIN_PATH, {"accepted"}, json=body))
+
+    def status(self, nonce: str) -> Status:
+        """Where that drain stands.
+
+        Raises:
+            DrainNotFound: No drain of that nonce; `resumed` tells a retired one.
+            CountersUnknown: Somebody did not answer; ask again.
+        """
+        needed = {"status", "inFlight"}
+        answer = self._ask("GET", STATUS_PATH, needed, params={"nonce": nonce})
+        return cast(Status, answer)
+
+    def report(self) -> Report:
+        """Everything an operator wants to know."""
+        return cast(Report, self._ask("GET", REPORT_PATH, {"phase", "inFlight"}))
+
+    def cordon(self) -> Moved:
+        """Say not ready, keep admitting."""
+        return cast(Moved, self._ask("POST", CORDON_PATH, {"phase"}, json={}))
+
+    def uncordon(self) -> Moved:
+        """Take a cordon back."""
+        return cast(Moved, self._ask("POST", UNCORDON_PATH, {"phase"}, json={}))
+
+    def resume(self, nonce: str) -> Moved:
+        """Serve again; the nonce is retired."""
+        return cast(
+            Moved, self._ask("POST", RESUME_PATH, {"phase"}, json={"nonce": nonce})
+        )
+
+    def watch(self, nonce: str) -> Iterator[Status]:
+        """Each status until the drain has ended, unknown counters left out.
+
+        Raises:
+            DrainNotFound: `resumed` where the drain was seen, or is known to
+                have been retired.
+            Unreachable: No answer for five seconds.
+        """
+        seen = False
+        pause = POLL_FIRST
+        silent_since: float | None = None
+        while True:
+            try:
+                status = self.status(nonce)
+            except CountersUnknown:
+                silent_since = None
+            except DrainNotFound as exc:
+                raise DrainNotFound(resumed=seen or exc.resumed) from None
+            except Unreachable:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > PATIENCE:
+                    raise
+            else:
+                seen, silent_since = True, None
+                yield status
+                if status["status"] != "draining":
+                    return
+            time.sleep(pause)
+            pause = min(pause * 1.2, POLL_LAST)
+
+    def _ask(self, method: str, path: str, needed: set[str], **how: Any) -> Any:
+        response = self._send(method, path, **how)
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            answer = {}
+        if response.is_success and needed <= answer.keys():
+            return answer
+        raise _denied(response.status_code, answer)
+
+    def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
+        """Ask with one token after another, until one is not refused."""
+        while True:
+            token = self._tokens[0]
+            headers = {} if token is None else {"authorization": f"Bearer {token}"}
+            try:
+                response = self._http.request(method, path, headers=headers, **how)
+            except httpx.HTTPError as exc:
+                raise Unreachable(self.target, failure_text(exc)) from None
+            if response.status_code != 401 or len(self._tokens) == 1:
+                return response
+            self._tokens.pop(0)
+
+
+def _denied(status: int, answer: dict[str, Any]) -> DrainError:
+    code = printable(str(answer.get("code", "")))
+    detail = printable(str(answer.get("detail", "")))
+    resumed = answer.get("resumed") is True or code == "RUNTIME_DRAIN_RESUMED"
+    if code == CountersUnknown.code:
+        return CountersUnknown([detail])
+    if code == DrainNotFound.code:
+        return DrainNotFound(resumed=resumed)
+    if not code:
+        detail = f"the answer, {status}, is not one of drainmw's control endpoints"
+        code = "RUNTIME_CONTROL_NOT_FOUND"
+    return Denied(status, code, detail, resumed=resumed)
+
+
+def _checked(url: str) -> str:
+    shown = without_credentials(printable(url))
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host:
+        raise SettingsError(
+            f"the URL must be like http://127.0.0.1:8000, not {shown or 'empty'}"
+        )
+    if "@" in parts.netloc:
+        raise SettingsError(f"the URL must carry no user or password: {shown}")
+    if parts.query or parts.fragment:
+        raise SettingsError(f"the URL must have no query and no fragment: {shown}")
+    return url.rstrip("/")

@@ -1,0 +1,102 @@
+"""A drain as a person watches it: one line that changes, or a line a change."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from drainmw.contract import UNKNOWN_REVISION, Blocker, Report, Status
+from drainmw.reporting import in_words
+from drainmw.text import printable
+
+_ERASE_LINE = "\r\x1b[2K"
+_WIDTH = 100  # columns; a line that wraps cannot be erased
+
+
+def revision(name: str | None) -> str:
+    """A revision as the screen shows it."""
+    return "unknown" if name in (None, UNKNOWN_REVISION) else str(name)
+
+
+class Progress:
+    """Shows statuses as they come in."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._terminal = self._out.isatty()
+        self._shown: object = None
+        self._deadline: float | None = None
+        self._blockers: list[Blocker] = []
+
+    def learn(self, report: Report) -> None:
+        """Take the time left and the oldest blockers from a report."""
+        remaining = report["remainingMs"]
+        if remaining is not None:
+            self._deadline = time.monotonic() + remaining / 1000
+        self._blockers = report["blockers"]
+
+    def show(self, status: Status) -> None:
+        """Show one status: on a terminal always, elsewhere if it has changed."""
+        if self._terminal:
+            self._out.write(_ERASE_LINE + self._line(status)[:_WIDTH])
+            if status["status"] != "draining":
+                self._out.write("\n")
+            self._out.flush()
+            return
+        news = (status["status"], tuple(status["inFlight"].items()))
+        if news != self._shown:
+            self._shown = news
+            self._out.write(self._line(status) + "\n")
+            self._out.flush()
+
+    def stop(self) -> None:
+        """Leave the line as it is and go on below it."""
+        if self._terminal:
+            self._out.write("\n")
+            self._out.flush()
+
+    def _line(self, status: Status) -> str:
+        counters = "  ".join(f"{k} {v}" for k, v in status["inFlight"].items())
+        parts = [status["status"], counters]
+        if "failure" in status:
+            parts.append(printable(status["failure"]))
+        if status["status"] == "draining":
+            if self._deadline is not None:
+                left = max(0.0, self._deadline - time.monotonic())
+                parts.append(f"{left:.1f} s left")
+            parts.append(in_words(self._blockers))
+        return "  ".join(part for part in parts if part)
+
+
+def describe(report: Report) -> str:
+    """A report on a few lines."""
+    counters = "  ".join(
+        f"{kind} {'unknown' if n is None else n}"
+        for kind, n in report["inFlight"].items()
+    )
+    lines = [
+        f"phase      {report['phase']}  (epoch {report['epoch']})",
+        f"app        {printable(report['app'] or 'unnamed')}",
+        f"revision   {revision(report['revision'])}",
+        f"in flight  {counters}",
+        f"admitted   {report['admittedTotal']}  refused {report['refusedTotal']}",
+    ]
+    if report["nonce"] is not None:
+        lines += [
+            f"nonce      {report['nonce']}",
+            f"source     {revision(report['sourceRevision'])}",
+            f"target     {revision(report['targetRevision'])}",
+        ]
+    if report.get("failure"):
+        lines.append(f"failure    {printable(str(report['failure']))}")
+    if report["remainingMs"] is not None and report["phase"] == "draining":
+        lines.append(f"time left  {report['remainingMs'] / 1000:.1f} s")
+    for blocker in report["blockers"]:
+        lines.append(f"blocker    {blocker['kind']} {in_words([blocker])}")
+    for source in report["sources"]:
+        state = "held" if source["held"] else "open"
+        error = f"  {printable(source['error'])}" if source["error"] else ""
+        lines.append(f"source     {printable(source['name'])} {state}{error}")
+    lines += [f"warning    {printable(warning)}" for warning in report["warnings"]]
+    return "\n".join(lines)

@@ -1,0 +1,336 @@
+"""`drainmw serve`: an app under uvicorn, with a control socket and a stop that
+drains.
+
+At SIGTERM or SIGINT, in this order:
+
+1. cordon for the lame-duck time: readiness says no, everything is served;
+2. drain, or join the drain that runs;
+3. wait until the bytes of the last answers have left this process;
+4. let uvicorn stop, with a graceful timeout.
+
+A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.importer import ImportFromStringError, import_from_string
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from drainmw import socketfile
+from drainmw.contract import UNKNOWN_REVISION, BeginRequest
+from drainmw.control import Control
+from drainmw.core.drain import Phase
+from drainmw.errors import AlreadyStarted, PhaseConflict, SettingsError
+from drainmw.log import NAME, logger
+from drainmw.middleware import DrainMiddleware, installed_drain
+from drainmw.release import Drain
+from drainmw.tokens import generate
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FLUSH_PAUSE = 0.01  # seconds between two looks at the write buffers
+RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
+BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `serve` is told; durations are seconds, `None` is not given."""
+
+    app: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: Path | None = None
+    control: Path | None = None
+    revision: str | None = None
+    lame_duck: float | None = None
+    timeout: float | None = None
+    graceful_timeout: float | None = None
+
+
+def run(options: Options) -> int:
+    """Serve until a signal; 0 where everything that ran has ended, else 1.
+
+    Raises:
+        SettingsError: Before any listener opens, for anything not usable.
+    """
+    configure_logging()
+    app, drain = load(options)
+    listener = None if options.uds else listen(options.host, options.port)
+    control = socketfile.bind(options.control) if options.control else None
+    try:
+        return _Release(options, app, drain, listener, control).run()
+    finally:
+        if options.control and control:
+            socketfile.remove(options.control, control)
+
+
+def load(options: Options) -> tuple[ASGIApp, Drain]:
+    """Import the app and wrap it, unless it has wrapped itself.
+
+    Raises:
+        SettingsError: No such app, or a setting that cannot be used.
+    """
+    _export(options)
+    sys.path.insert(0, os.getcwd())
+    try:
+        app = import_from_string(options.app)
+    except ImportFromStringError as exc:
+        raise SettingsError(str(exc)) from None
+    drain = installed_drain(app)
+    if drain is not None:
+        return app, drain
+    drain = Drain(app=options.app)
+    return DrainMiddleware(app, drain), drain
+
+
+def _export(options: Options) -> None:
+    """Flags win over variables, also for a `Drain` that the app makes itself."""
+    for name in ("revision", "lame_duck", "timeout", "graceful_timeout"):
+        value = getattr(options, name)
+        if value is not None:
+            os.environ[f"DRAINMW_{name.upper()}"] = str(value)
+    Drain()  # says what is wrong before the app is imported
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind the public listener.
+
+    Raises:
+        SettingsError: The address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        raise SettingsError(
+            f"cannot listen on {host} port {port}: {exc.strerror or exc}"
+        ) from None
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to `_Release`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _PeerChecked(H11Protocol):
+    """Drops a connection to the control socket that is not its owner's."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if not socketfile.peer_is_owner(transport.get_extra_info("socket")):
+            logger().warning("control peer refused", reason="another user")
+            transport.abort()
+
+
+class _Release:
+    """One serving process, from start to exit."""
+
+    def __init__(
+        self,
+        options: Options,
+        app: ASGIApp,
+        drain: Drain,
+        listener: socket.socket | None,
+        control: socket.socket | None,
+    ) -> None:
+        settings = drain.settings
+        self._drain = drain
+        self._options = options
+        self._listener = listener
+        self._control_listener = control
+        config = uvicorn.Config(
+            app,
+            uds=str(options.uds) if options.uds else None,
+            log_config=None,
+            access_log=False,  # it would write query strings
+            timeout_graceful_shutdown=math.ceil(settings.graceful_timeout),
+        )
+        self._factory = config.get_loop_factory()
+        self._server = _Server(config)
+        self._control = _Server(
+            uvicorn.Config(
+                Control(drain, trusted=True),
+                http=_PeerChecked,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._stopping: asyncio.Task[None] | None = None
+
+    def run(self) -> int:
+        """Serve; the exit code."""
+        with asyncio.Runner(loop_factory=self._factory) as runner:
+            runner.run(self._serve())
+        ended_well = self._drain.phase in (Phase.DRAINED, Phase.DETACHED)
+        return 0 if ended_well else 1
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        with _handled_signals(loop, self._on_signal):
+            control = loop.create_task(self._serve_control())
+            try:
+                if not self._server.config.loaded:
+                    self._server.config.load()
+                self._announce()
+                sockets = [self._listener] if self._listener else None
+                await self._server.serve(sockets)
+            except SystemExit:  # lifespan failed, and uvicorn has said so
+                logger().error("app did not start", app=self._options.app)
+            finally:
+                self._control.should_exit = True
+                await control
+
+    async def _serve_control(self) -> None:
+        if self._control_listener is not None:
+            await self._control.serve([self._control_listener])
+
+    def _announce(self) -> None:
+        where: Any = self._options.uds
+        if self._listener is not None:
+            host, port = self._listener.getsockname()[:2]
+            where = (
+                f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            )
+        logger().info(
+            "serving",
+            address=str(where),
+            control=str(self._options.control or "closed"),
+            revision=self._drain.settings.revision or "unknown",
+            pid=os.getpid(),
+        )
+
+    # The stop
+
+    def _on_signal(self, name: str) -> None:
+        if self._stopping is None:
+            logger().info("stopping", signal=name)
+            self._stopping = asyncio.create_task(self._stop(), name="drainmw stop")
+        else:
+            logger().warning("stopping at once", signal=name)
+            self._stopping.cancel()
+            self._server.force_exit = self._server.should_exit = True
+
+    async def _stop(self) -> None:
+        drain = self._drain
+        # 1. Readiness says no; whoever balances load looks elsewhere.
+        with contextlib.suppress(PhaseConflict):  # a drain has begun already
+            drain.cordon()
+            await self._lame_duck()
+        # 2. No new work; what runs may end.
+        with contextlib.suppress(AlreadyStarted):
+            await drain.begin(self._request())
+        if not await self._ended():
+            logger().warning("stop given up", reason="the drain was resumed")
+            self._stopping = None
+            return
+        # 3. The last answers leave our buffers.
+        await self._flush()
+        # 4. The server closes what is idle, and goes.
+        self._server.should_exit = True
+
+    async def _lame_duck(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain.settings.lame_duck):
+                await self._drain.begun
+
+    def _request(self) -> BeginRequest:
+        settings = self._drain.settings
+        return BeginRequest(
+            protocol="forgezero-drain/v1",
+            nonce=generate(),
+            sourceRevision=settings.revision or UNKNOWN_REVISION,
+            targetRevision=UNKNOWN_REVISION,
+            timeoutMs=round(settings.timeout * 1000),
+        )
+
+    async def _ended(self) -> bool:
+        """Wait for the verdict; false if the drain was resumed instead."""
+        drain = self._drain
+        while drain.begun:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESUMED_PAUSE):
+                    await drain.ended
+            if drain.ended:
+                return True
+        return False
+
+    async def _flush(self) -> None:
+        """Wait, within the deadline, until no connection has bytes to write."""
+        # No event tells when a write buffer has become empty.
+        while (self._drain.remaining or 0) > 0 and self._unsent():  # noqa: ASYNC110
+            await asyncio.sleep(FLUSH_PAUSE)
+
+    def _unsent(self) -> bool:
+        connections = list(self._server.server_state.connections)
+        transports = [getattr(c, "transport", None) for c in connections]
+        return any(t.get_write_buffer_size() for t in transports if t is not None)
+
+
+@contextlib.contextmanager
+def _handled_signals(loop: asyncio.AbstractEventLoop, act: Any) -> Iterator[None]:
+    """Send the signals of a stop to a callback in the loop."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act, signal.Signals(number).name)
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def configure_logging() -> None:
+    """Log to standard error: readable on a terminal, JSON elsewhere."""
+    terminal = sys.stderr.isatty()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer()
+        if terminal
+        else structlog.processors.JSONRenderer()
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.processors.TimeStamper(fmt="iso"),
+            _take_facts,
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *([] if terminal else [structlog.processors.format_exc_info]),
+            renderer,
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _take_facts(_logger: Any, _method: str, event: Any) -> Any:
+    """Our own records carry their facts beside the text of the message."""
+    facts = getattr(event["_record"], NAME, None)
+    return {**event, **facts} if isinstance(facts, dict) else event

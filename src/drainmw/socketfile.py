@@ -1,0 +1,119 @@
+"""A listening Unix socket that only its owner can reach.
+
+What opens it is the permission of the file, so it is made under a strict umask
+in a directory of mode 0700, and looked at once it stands.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from drainmw.errors import SettingsError
+
+_BACKLOG = 128
+
+
+def bind(path: Path) -> socket.socket:
+    """Bind and listen; a stale file of a process that has gone is replaced.
+
+    Raises:
+        SettingsError: The place is not private, or somebody listens there.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise SettingsError("a control socket needs Unix sockets; use a token here")
+    _check_directory(path.parent)
+    _clear(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as exc:
+        listener.close()
+        raise SettingsError(f"control socket {path}: {exc.strerror or exc}") from None
+    finally:
+        os.umask(umask)
+    try:
+        check(path)
+    except SettingsError:
+        listener.close()
+        raise
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def check(path: Path) -> None:
+    """Look at what stands there: our socket, for its owner alone.
+
+    Raises:
+        SettingsError: It is something else.
+    """
+    found = path.lstat()
+    private = stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+    if not private or found.st_uid != os.geteuid():
+        raise SettingsError(f"control socket {path} is not private: it must be 0600")
+    _check_directory(path.parent)
+
+
+def remove(path: Path, listener: socket.socket) -> None:
+    """Close, and unlink the file if it is a socket that nobody listens on."""
+    listener.close()
+    try:
+        _clear(path)
+    except (OSError, SettingsError):  # somebody else's by now
+        return
+
+
+def peer_is_owner(peer: socket.socket) -> bool:
+    """Whether the other end runs as our user or as root, where it can be known."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True
+    credentials = peer.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return uid in (0, os.geteuid())
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as exc:
+        raise SettingsError(
+            f"directory {directory} of the control socket: {exc.strerror}"
+        ) from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise SettingsError(f"{directory} must be a directory, not a link")
+    if found.st_uid != os.geteuid():
+        raise SettingsError(f"directory {directory} must belong to this user")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise SettingsError(
+            f"directory {directory} must be of mode 0700 "
+            f"(chmod 700 {directory}), or name another one"
+        )
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket file that nobody listens on."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise SettingsError(f"control socket {path}: a file of that name is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise SettingsError(f"control socket {path}: {exc.strerror}") from None
+    raise SettingsError(f"control socket {path}: another process listens there")
