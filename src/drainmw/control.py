@@ -163,6 +163,8 @@ class Control:
             logger().error("control failed", error=type(exc).__name__, exc_info=True)
             response = problem(DrainError("this is a fault of drainmw"))
         response.headers["cache-control"] = "no-store"
+        if request.method == "HEAD":
+            response.body = b""
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, path: str) -> Response:

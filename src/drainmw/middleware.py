@@ -8,6 +8,7 @@ goes through `_Other`.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Awaitable, Iterator
 from sys import getrefcount
@@ -188,7 +189,10 @@ class _Other:
         if admit is None:
             return False
         try:
-            return bool(admit(dict(scope)))
+            answer: object = admit(dict(scope))
+            if inspect.isawaitable(answer):
+                raise TypeError("admit must answer at once, not by a coroutine")
+            return bool(answer)
         except Exception as exc:
             logger().error("admit failed", error=type(exc).__name__, exc_info=True)
             return False

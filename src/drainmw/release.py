@@ -528,7 +528,11 @@ class Drain:
 
     async def _at_home(self, work: Coroutine[Any, Any, None]) -> None:
         home = self._home
-        if home is None or home is asyncio.get_running_loop() or home.is_closed():
+        if home is not None and home.is_closed():
+            self._holds.abandon()
+            self._work = []
+            home = None
+        if home is None or home is asyncio.get_running_loop():
             await work
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))

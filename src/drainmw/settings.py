@@ -7,6 +7,7 @@ any listener opens, with the name that the operator used.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -110,7 +111,7 @@ RIGHT_FORM = {
     "control_body_timeout": "a number of seconds from 0.1 to 60",
     "count_timeout": "a number of seconds from 0.01 to 10",
     "report_interval": "a number of seconds from 0.1 to 3600",
-    "admit": "a function of the ASGI scope that returns true or false",
+    "admit": "a plain function of the ASGI scope that returns true or false",
     "redact_path": "a function from a path to what may be shown of it",
 }
 
@@ -169,6 +170,15 @@ class Settings(BaseModel):
     def _token_form(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not TOKEN.fullmatch(value.get_secret_value()):
             raise ValueError("not a token")
+        return value
+
+    @field_validator("admit")
+    @classmethod
+    def _admit_answers_at_once(
+        cls, value: Callable[[dict[str, Any]], bool] | None
+    ) -> Callable[[dict[str, Any]], bool] | None:
+        if inspect.iscoroutinefunction(value):
+            raise ValueError("a coroutine is always true")
         return value
 
     @field_validator("app")
