@@ -25,10 +25,9 @@ from pydantic import (
 )
 
 from drainmw.errors import SettingsError
+from drainmw.tokens import TOKEN, TOKEN_FORM
 
 PREFIX = "DRAINMW_"
-TOKEN_FORM = "43 characters of base64url, as `drainmw token` prints"
-TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OFF = frozenset(("", "off", "none"))
 

@@ -8,12 +8,18 @@ time and stand in no message.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drainmw.errors import SettingsError
-from drainmw.settings import PREFIX, TOKEN, TOKEN_FORM, Settings
 
+if TYPE_CHECKING:
+    from drainmw.settings import Settings
+
+TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
+TOKEN_FORM = "43 characters of base64url, as `drainmw token` prints"
 _FILE_MAXIMUM = 4096  # bytes; two tokens and two line ends are 90
 
 
@@ -66,7 +72,7 @@ class Tokens:
             return
 
 
-def read(path: Path, spelled: str = f"{PREFIX}TOKEN_FILE") -> list[str]:
+def read(path: Path, spelled: str = "DRAINMW_TOKEN_FILE") -> list[str]:
     """The one or two tokens of a file.
 
     Raises:
@@ -94,6 +100,6 @@ def _identity(path: Path) -> tuple[int, ...]:
         stat = path.stat()
     except OSError as exc:
         raise SettingsError(
-            f"{PREFIX}TOKEN_FILE cannot be read: {path}: {exc.strerror}"
+            f"DRAINMW_TOKEN_FILE cannot be read: {path}: {exc.strerror}"
         ) from None
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
