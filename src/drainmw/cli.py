@@ -7,9 +7,10 @@ Exit codes: 0 drained or done, 1 the drain failed, 2 usage, 3 unreachable,
 from __future__ import annotations
 
 import json
-import os
+import math
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -99,22 +100,52 @@ def targeted(command: F) -> F:
     return command
 
 
+def _of_form(pattern: str, form: str) -> Callable[..., str | None]:
+    """A check of a flag, before anybody is asked."""
+
+    def check(_ctx: Any, _param: Any, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise click.BadParameter(f"it must be {form}")
+        return value
+
+    return check
+
+
+_nonce = _of_form("[A-Za-z0-9_-]{43}", "43 characters of base64url")
+_revision = _of_form("[0-9a-f]{40}", "40 lower-case hex digits")
+
+
+def _finite(_ctx: Any, _param: Any, value: float) -> float:
+    if not math.isfinite(value):  # which no range keeps out
+        raise click.BadParameter("it must be a number of seconds from 0.1 to 600")
+    return value
+
+
 def _nonce_option(command: F) -> F:
-    return click.option("--nonce", help="Of the drain. [default: the one that stands]")(
-        command
-    )
+    return click.option(
+        "--nonce", callback=_nonce, help="Of the drain. [default: the one that stands]"
+    )(command)
 
 
 @main.command()
 @targeted
-@click.option("--nonce", help="43 characters of base64url. [default: a new one]")
-@click.option("--source", help="Revision that drains. [default: what it reports]")
-@click.option("--target", help="Revision that takes over. [default: unknown]")
+@click.option("--nonce", callback=_nonce, help="Of the drain. [default: a new one]")
+@click.option(
+    "--source",
+    callback=_revision,
+    help="Revision that drains. [default: what it reports]",
+)
+@click.option(
+    "--target",
+    callback=_revision,
+    help="Revision that takes over. [default: unknown]",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0.1, 600),
     default=25.0,
     show_default=True,
+    callback=_finite,
     help="Seconds until the drain fails.",
 )
 @click.option("--wait", is_flag=True, help="Watch it until it has ended.")
@@ -281,11 +312,11 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
 @contextmanager
 def asking(to: Target) -> Iterator[ControlClient]:
     """A client of the target; its errors become messages and exit codes."""
-    from drainmw.client import ControlClient, Denied, Unreachable
+    from drainmw.client import ControlClient, Denied, Unreachable, found
     from drainmw.errors import CountersUnknown, DrainNotFound, SettingsError
 
     try:
-        with ControlClient(**_found(to)) as client:
+        with ControlClient(**found(to.url, to.control, to.token_file)) as client:
             yield client
     except SettingsError as exc:
         raise Usage(str(exc)) from None
@@ -293,48 +324,6 @@ def asking(to: Target) -> Iterator[ControlClient]:
         raise OutOfReach(str(exc)) from None
     except (Denied, DrainNotFound, CountersUnknown) as exc:
         raise Refused(str(exc)) from None
-
-
-def _found(to: Target) -> dict[str, Any]:
-    """The target and the tokens, from the options or the environment."""
-    from drainmw.errors import SettingsError
-    from drainmw.tokens import read
-
-    if to.url and to.control:
-        raise SettingsError("--url and --control exclude each other")
-    url = to.url or (None if to.control else _variable("DRAINMW_URL"))
-    control = to.control or (None if url else _variable("DRAINMW_CONTROL"))
-    if url is None and control is None:
-        raise SettingsError("name a target: --url or --control, or set DRAINMW_URL")
-    if control is not None:
-        return {"control": control}
-    if to.token_file is not None:
-        return {"url": url, "tokens": read(to.token_file, "--token-file")}
-    token_file = os.environ.get("DRAINMW_TOKEN_FILE")
-    given = os.environ.get("DRAINMW_TOKEN")
-    if given is None and token_file is not None:
-        return {"url": url, "tokens": read(Path(token_file))}
-    return {"url": url, "tokens": [] if given is None else [_checked_token(given)]}
-
-
-def _variable(name: str) -> str | None:
-    """A variable, or what stands in the file that its `_FILE` form names."""
-    from drainmw.errors import SettingsError
-
-    file = os.environ.get(f"{name}_FILE")
-    if name in os.environ or file is None:
-        return os.environ.get(name) or None
-    try:
-        return Path(file).read_text().removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise SettingsError(f"{name}_FILE cannot be read: {file}: {exc}") from None
-
-
-def _checked_token(token: str) -> str:
-    from drainmw.settings import load
-
-    load({"DRAINMW_TOKEN": token})
-    return token
 
 
 def _standing(client: ControlClient) -> str:
@@ -348,6 +337,7 @@ def _watch(client: ControlClient, nonce: str, to: Target) -> None:
     """Show a drain until it has ended, and exit by how it did."""
     import time
 
+    from drainmw.client import Denied, Unreachable
     from drainmw.console import Progress
     from drainmw.errors import DrainNotFound
 
@@ -361,7 +351,8 @@ def _watch(client: ControlClient, nonce: str, to: Target) -> None:
                     _print_json(answer)
             else:
                 if answer["status"] == "draining" and time.monotonic() >= next_report:
-                    progress.learn(client.report())
+                    with suppress(Denied, Unreachable):  # the watch is patient
+                        progress.learn(client.report())
                     next_report = time.monotonic() + REPORT_PAUSE
                 progress.show(answer)
             last = answer
@@ -369,6 +360,8 @@ def _watch(client: ControlClient, nonce: str, to: Target) -> None:
         if not exc.resumed:
             raise
         raise Failed("the drain was resumed; this release serves again") from None
+    finally:
+        progress.stop()
     if last is not None:
         _exit_by(last)
 

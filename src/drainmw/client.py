@@ -6,8 +6,9 @@ the target that was named, and nowhere else.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from drainmw import tokens
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
@@ -72,7 +74,7 @@ class ControlClient:
         *,
         url: str | None = None,
         control: Path | str | None = None,
-        tokens: list[str] | tuple[str, ...] = (),
+        tokens: Sequence[str] = (),
         timeout: float = 5.0,
     ) -> None:
         """`url` with the root path of the app, or `control`, a socket file.
@@ -209,6 +211,50 @@ class ControlClient:
             if response.status_code != 401 or len(self._tokens) == 1:
                 return response
             self._tokens.pop(0)
+
+
+def found(
+    url: str | None, control: Path | None, token_file: Path | None
+) -> dict[str, Any]:
+    """The keywords of a client, from what was given and the environment.
+
+    What was given wins over a variable.
+
+    Raises:
+        SettingsError: No target, or one of them cannot be used.
+    """
+    if url and control:
+        raise SettingsError("--url and --control exclude each other")
+    target = url or (None if control else _variable("DRAINMW_URL"))
+    socket = control or (None if target else _variable("DRAINMW_CONTROL"))
+    if socket is not None:
+        return {"control": socket}
+    if target is None:
+        raise SettingsError("name a target: --url or --control, or set DRAINMW_URL")
+    return {"url": target, "tokens": _tokens(token_file)}
+
+
+def _variable(name: str) -> str | None:
+    """A variable, or what stands in the file that its `_FILE` form names."""
+    file = os.environ.get(f"{name}_FILE")
+    if name in os.environ or file is None:
+        return os.environ.get(name) or None
+    try:
+        return Path(file).read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{name}_FILE cannot be read: {file}: {exc}") from None
+
+
+def _tokens(file: Path | None) -> list[str]:
+    if file is not None:
+        return tokens.read(file, "--token-file")
+    given = os.environ.get("DRAINMW_TOKEN")
+    if given is not None:
+        if not tokens.TOKEN.fullmatch(given):
+            raise SettingsError(f"DRAINMW_TOKEN must be {tokens.TOKEN_FORM}")
+        return [given]
+    named = os.environ.get("DRAINMW_TOKEN_FILE")
+    return [] if named is None else tokens.read(Path(named))
 
 
 def _denied(status: int, answer: dict[str, Any]) -> DrainError:
