@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -11,7 +12,7 @@ from drainmw.reporting import in_words
 from drainmw.text import printable
 
 _ERASE_LINE = "\r\x1b[2K"
-_WIDTH = 100  # columns; a line that wraps cannot be erased
+_WIDTH = 120  # columns at most; a line that wraps cannot be erased
 
 
 def revision(name: str | None) -> str:
@@ -25,6 +26,7 @@ class Progress:
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._terminal = self._out.isatty()
+        self._open = False
         self._shown: object = None
         self._deadline: float | None = None
         self._blockers: list[Blocker] = []
@@ -39,10 +41,13 @@ class Progress:
     def show(self, status: Status) -> None:
         """Show one status: on a terminal always, elsewhere if it has changed."""
         if self._terminal:
-            self._out.write(_ERASE_LINE + self._line(status)[:_WIDTH])
-            if status["status"] != "draining":
-                self._out.write("\n")
-            self._out.flush()
+            width = min(_WIDTH, shutil.get_terminal_size().columns - 1)
+            self._out.write(_ERASE_LINE + self._line(status)[:width])
+            self._open = True
+            if status["status"] == "draining":
+                self._out.flush()
+            else:
+                self.stop()
             return
         news = (status["status"], tuple(status["inFlight"].items()))
         if news != self._shown:
@@ -51,8 +56,9 @@ class Progress:
             self._out.flush()
 
     def stop(self) -> None:
-        """Leave the line as it is and go on below it."""
-        if self._terminal:
+        """Leave the line as it is and go on below it. Idempotent."""
+        if self._open:
+            self._open = False
             self._out.write("\n")
             self._out.flush()
 
@@ -60,13 +66,13 @@ class Progress:
         counters = "  ".join(f"{k} {v}" for k, v in status["inFlight"].items())
         parts = [status["status"], counters]
         if "failure" in status:
-            parts.append(printable(status["failure"]))
+            parts.append(status["failure"])
         if status["status"] == "draining":
             if self._deadline is not None:
                 left = max(0.0, self._deadline - time.monotonic())
                 parts.append(f"{left:.1f} s left")
             parts.append(in_words(self._blockers))
-        return "  ".join(part for part in parts if part)
+        return printable("  ".join(part for part in parts if part))
 
 
 def describe(report: Report) -> str:
@@ -77,7 +83,7 @@ def describe(report: Report) -> str:
     )
     lines = [
         f"phase      {report['phase']}  (epoch {report['epoch']})",
-        f"app        {printable(report['app'] or 'unnamed')}",
+        f"app        {report['app'] or 'unnamed'}",
         f"revision   {revision(report['revision'])}",
         f"in flight  {counters}",
         f"admitted   {report['admittedTotal']}  refused {report['refusedTotal']}",
@@ -89,14 +95,14 @@ def describe(report: Report) -> str:
             f"target     {revision(report['targetRevision'])}",
         ]
     if report.get("failure"):
-        lines.append(f"failure    {printable(str(report['failure']))}")
+        lines.append(f"failure    {report['failure']}")
     if report["remainingMs"] is not None and report["phase"] == "draining":
         lines.append(f"time left  {report['remainingMs'] / 1000:.1f} s")
     for blocker in report["blockers"]:
         lines.append(f"blocker    {blocker['kind']} {in_words([blocker])}")
     for source in report["sources"]:
         state = "held" if source["held"] else "open"
-        error = f"  {printable(source['error'])}" if source["error"] else ""
-        lines.append(f"source     {printable(source['name'])} {state}{error}")
-    lines += [f"warning    {printable(warning)}" for warning in report["warnings"]]
-    return "\n".join(lines)
+        error = f"  {source['error']}" if source["error"] else ""
+        lines.append(f"source     {source['name']} {state}{error}")
+    lines += [f"warning    {warning}" for warning in report["warnings"]]
+    return "\n".join(map(printable, lines))
