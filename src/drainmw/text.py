@@ -7,7 +7,8 @@ from urllib.parse import quote
 
 PATH_MAXIMUM = 128  # characters, as in the report of the contract
 _SAFE = "/:@!$&'()*+,;=~"
-_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]*@")
+# Up to the last @: a password may hold what would end the user part.
+_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s]*@")
 
 
 def shown_path(path: str) -> str:
