@@ -21,7 +21,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,16 +37,26 @@ from drainmw import socketfile
 from drainmw.contract import UNKNOWN_REVISION, BeginRequest
 from drainmw.control import Control
 from drainmw.core.drain import Phase
-from drainmw.errors import AlreadyStarted, PhaseConflict, SettingsError
+from drainmw.errors import AlreadyStarted, Misuse, PhaseConflict, SettingsError
 from drainmw.log import NAME, logger
 from drainmw.middleware import DrainMiddleware, installed_drain
 from drainmw.release import Drain
+from drainmw.settings import PREFIX
+from drainmw.text import failure_text
 from drainmw.tokens import generate
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FLUSH_PAUSE = 0.01  # seconds between two looks at the write buffers
 RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
+FORCED_PAUSE = 1.0  # seconds from a second signal to the end
+FAILED_PAUSE = 2.0  # seconds beyond the graceful timeout, once a drain has failed
 BACKLOG = 2048
+FLAGS = {
+    "revision": "--revision",
+    "lame_duck": "--lame-duck",
+    "timeout": "--drain-timeout",
+    "graceful_timeout": "--graceful-timeout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +82,18 @@ def run(options: Options) -> int:
     """
     configure_logging()
     app, drain = load(options)
-    listener = None if options.uds else listen(options.host, options.port)
-    control = socketfile.bind(options.control) if options.control else None
-    try:
+    with contextlib.ExitStack() as opened:
+        control = None
+        if options.control:
+            control = socketfile.bind(options.control)
+            opened.callback(socketfile.remove, options.control, control)
+        if options.uds:
+            listener = socketfile.bind_public(options.uds, BACKLOG)
+            opened.callback(socketfile.remove, options.uds, listener)
+        else:
+            listener = listen(options.host, options.port)
+            opened.callback(listener.close)
         return _Release(options, app, drain, listener, control).run()
-    finally:
-        if options.control and control:
-            socketfile.remove(options.control, control)
 
 
 def load(options: Options) -> tuple[ASGIApp, Drain]:
@@ -93,6 +108,16 @@ def load(options: Options) -> tuple[ASGIApp, Drain]:
         app = import_from_string(options.app)
     except ImportFromStringError as exc:
         raise SettingsError(str(exc)) from None
+    except Misuse:
+        raise
+    except Exception as exc:
+        logger().error("app not imported", app=options.app, exc_info=True)
+        why = f"{type(exc).__name__}: {failure_text(exc)}"
+        raise SettingsError(f"{options.app} cannot be imported: {why}") from None
+    if not callable(app):
+        raise SettingsError(
+            f"{options.app} must be an ASGI app, not of type {type(app).__name__}"
+        )
     drain = installed_drain(app)
     if drain is not None:
         return app, drain
@@ -102,11 +127,17 @@ def load(options: Options) -> tuple[ASGIApp, Drain]:
 
 def _export(options: Options) -> None:
     """Flags win over variables, also for a `Drain` that the app makes itself."""
-    for name in ("revision", "lame_duck", "timeout", "graceful_timeout"):
-        value = getattr(options, name)
-        if value is not None:
-            os.environ[f"DRAINMW_{name.upper()}"] = str(value)
-    Drain()  # says what is wrong before the app is imported
+    given = {name: getattr(options, name) for name in FLAGS}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        os.environ[f"{PREFIX}{name.upper()}"] = str(value)
+    try:
+        Drain()  # says what is wrong before the app is imported
+    except SettingsError as exc:
+        message = str(exc)
+        for name in given:
+            message = message.replace(f"{PREFIX}{name.upper()} ", f"{FLAGS[name]} ")
+        raise SettingsError(message) from None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -150,7 +181,7 @@ class _Release:
         options: Options,
         app: ASGIApp,
         drain: Drain,
-        listener: socket.socket | None,
+        listener: socket.socket,
         control: socket.socket | None,
     ) -> None:
         settings = drain.settings
@@ -160,7 +191,6 @@ class _Release:
         self._control_listener = control
         config = uvicorn.Config(
             app,
-            uds=str(options.uds) if options.uds else None,
             log_config=None,
             access_log=False,  # it would write query strings
             timeout_graceful_shutdown=math.ceil(settings.graceful_timeout),
@@ -179,6 +209,7 @@ class _Release:
             )
         )
         self._stopping: asyncio.Task[None] | None = None
+        self._signals = 0
 
     def run(self) -> int:
         """Serve; the exit code."""
@@ -188,15 +219,14 @@ class _Release:
         return 0 if ended_well else 1
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
-        with _handled_signals(loop, self._on_signal):
-            control = loop.create_task(self._serve_control())
+        self._loop = asyncio.get_running_loop()
+        with _handled_signals(self._take_signal):
+            control = self._loop.create_task(self._serve_control())
             try:
                 if not self._server.config.loaded:
                     self._server.config.load()
                 self._announce()
-                sockets = [self._listener] if self._listener else None
-                await self._server.serve(sockets)
+                await self._server.serve([self._listener])
             except SystemExit:  # lifespan failed, and uvicorn has said so
                 logger().error("app did not start", app=self._options.app)
             finally:
@@ -208,21 +238,22 @@ class _Release:
             await self._control.serve([self._control_listener])
 
     def _announce(self) -> None:
-        where: Any = self._options.uds
-        if self._listener is not None:
-            host, port = self._listener.getsockname()[:2]
-            where = (
-                f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            )
         logger().info(
             "serving",
-            address=str(where),
+            address=str(self._options.uds or _url(self._listener)),
             control=str(self._options.control or "closed"),
             revision=self._drain.settings.revision or "unknown",
             pid=os.getpid(),
         )
 
     # The stop
+
+    def _take_signal(self, number: int, _frame: FrameType | None) -> None:
+        """In the main thread, and also while the event loop is blocked."""
+        self._signals += 1
+        if self._signals > 1:
+            _end_within(FORCED_PAUSE)
+        self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(number).name)
 
     def _on_signal(self, name: str) -> None:
         if self._stopping is None:
@@ -245,10 +276,13 @@ class _Release:
         if not await self._ended():
             logger().warning("stop given up", reason="the drain was resumed")
             self._stopping = None
+            self._signals = 0
             return
         # 3. The last answers leave our buffers.
         await self._flush()
         # 4. The server closes what is idle, and goes.
+        if drain.phase is Phase.FAILED:
+            _end_within(drain.settings.graceful_timeout + FAILED_PAUSE)
         self._server.should_exit = True
 
     async def _lame_duck(self) -> None:
@@ -290,18 +324,31 @@ class _Release:
 
 
 @contextlib.contextmanager
-def _handled_signals(loop: asyncio.AbstractEventLoop, act: Any) -> Iterator[None]:
-    """Send the signals of a stop to a callback in the loop."""
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(act, signal.Signals(number).name)
-
+def _handled_signals(
+    handle: Callable[[int, FrameType | None], None],
+) -> Iterator[None]:
+    """Take the signals of a stop; give them back at the end."""
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_within(seconds: float) -> None:
+    """End this process then, whatever hangs: a thread, a lifespan, the loop."""
+    signal.signal(signal.SIGALRM, _end_now)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _end_now(_number: int, _frame: FrameType | None) -> None:
+    os._exit(1)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def configure_logging() -> None:
@@ -328,6 +375,12 @@ def configure_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_access)
+
+
+def _is_no_access(record: logging.LogRecord) -> bool:
+    """uvicorn writes each WebSocket handshake here, with its query string."""
+    return '"WebSocket %s"' not in str(record.msg)
 
 
 def _take_facts(_logger: Any, _method: str, event: Any) -> Any:

@@ -26,22 +26,25 @@ def bind(path: Path) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
         raise SettingsError("a control socket needs Unix sockets; use a token here")
     _check_directory(path.parent)
-    _clear(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    except OSError as exc:
-        listener.close()
-        raise SettingsError(f"control socket {path}: {exc.strerror or exc}") from None
-    finally:
-        os.umask(umask)
+    listener = _bound(path, "control socket", umask=0o177)
     try:
         check(path)
     except SettingsError:
         listener.close()
         raise
     listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def bind_public(path: Path, backlog: int) -> socket.socket:
+    """Bind and listen for everybody who can reach the file, as on a port.
+
+    Raises:
+        SettingsError: It cannot be bound, or somebody listens there.
+    """
+    listener = _bound(path, "--uds", umask=0o111)
+    listener.listen(backlog)
     listener.setblocking(False)
     return listener
 
@@ -63,7 +66,7 @@ def remove(path: Path, listener: socket.socket) -> None:
     """Close, and unlink the file if it is a socket that nobody listens on."""
     listener.close()
     try:
-        _clear(path)
+        _clear(path, "socket")
     except (OSError, SettingsError):  # somebody else's by now
         return
 
@@ -97,14 +100,31 @@ def _check_directory(directory: Path) -> None:
         )
 
 
-def _clear(path: Path) -> None:
+def _bound(path: Path, what: str, *, umask: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(umask)
+    try:
+        _clear(path, what)
+        listener.bind(str(path))
+    except OSError as exc:
+        listener.close()
+        raise SettingsError(f"{what} {path}: {exc.strerror or exc}") from None
+    except SettingsError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _clear(path: Path, what: str) -> None:
     """Remove a socket file that nobody listens on."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise SettingsError(f"control socket {path}: a file of that name is there")
+        raise SettingsError(f"{what} {path}: a file of that name is there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
@@ -115,5 +135,5 @@ def _clear(path: Path) -> None:
         except FileNotFoundError:
             return
         except OSError as exc:
-            raise SettingsError(f"control socket {path}: {exc.strerror}") from None
-    raise SettingsError(f"control socket {path}: another process listens there")
+            raise SettingsError(f"{what} {path}: {exc.strerror or exc}") from None
+    raise SettingsError(f"{what} {path}: another process listens there")
