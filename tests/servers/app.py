@@ -1,0 +1,153 @@
+"""The app of every server in the matrix: plain Starlette behind the middleware."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from drainmw import Drain, DrainMiddleware
+
+did: Counter[str] = Counter()
+"""The side effects, so that a test can see what never happened."""
+
+
+def _seconds(request: Request | WebSocket, name: str = "seconds") -> float:
+    return float(request.query_params.get(name, "0"))
+
+
+async def hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def slow(request: Request) -> PlainTextResponse:
+    await asyncio.sleep(_seconds(request))
+    return PlainTextResponse("slow")
+
+
+async def keep(request: Request) -> PlainTextResponse:
+    """An answer that would rather keep its connection."""
+    await asyncio.sleep(_seconds(request))
+    return PlainTextResponse("kept", headers={"Connection": "keep-alive"})
+
+
+async def stream(request: Request) -> StreamingResponse:
+    """Five chunks, evenly over that time."""
+    pause = _seconds(request) / 5
+
+    async def chunks() -> AsyncIterator[str]:
+        for number in range(5):
+            yield f"{number} "
+            await asyncio.sleep(pause)
+
+    return StreamingResponse(chunks(), media_type="text/plain")
+
+
+async def events(request: Request) -> StreamingResponse:
+    """Server-sent events for as long as the client listens."""
+
+    async def endless() -> AsyncIterator[str]:
+        while True:
+            yield "data: tick\n\n"
+            await asyncio.sleep(0.05)
+
+    return StreamingResponse(endless(), media_type="text/event-stream")
+
+
+async def upload(request: Request) -> JSONResponse:
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+    did["uploads"] += 1
+    return JSONResponse({"size": size})
+
+
+async def background(request: Request) -> PlainTextResponse:
+    async def work() -> None:
+        await asyncio.sleep(_seconds(request))
+        did["background"] += 1
+
+    return PlainTextResponse("later", background=BackgroundTask(work))
+
+
+async def spawn(request: Request) -> PlainTextResponse:
+    drain.spawn(asyncio.sleep(_seconds(request)), name="a spawned job")
+    return PlainTextResponse("spawned")
+
+
+async def scope(request: Request) -> JSONResponse:
+    told = ("path", "root_path", "client", "http_version", "extensions")
+    return JSONResponse({name: request.scope.get(name) for name in told})
+
+
+async def counters(request: Request) -> JSONResponse:
+    return JSONResponse(did)
+
+
+async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+    """End without a response, or in the middle of one: `/broken/HOW/WHEN`."""
+    _, _, how, when = scope["path"].split("/")
+    if when == "after":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+    if how == "raise":
+        raise RuntimeError("the sample app is meant to fail here")
+    task = asyncio.current_task()
+    if task is not None:
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+async def echo(websocket: WebSocket) -> None:
+    """Echo, with `accept` seconds before and `cleanup` seconds after."""
+    did["sockets"] += 1
+    await asyncio.sleep(_seconds(websocket, "accept"))
+    await websocket.accept()
+    async for text in websocket.iter_text():
+        await websocket.send_text(text)
+    await asyncio.sleep(_seconds(websocket, "cleanup"))
+    did["cleaned"] += 1
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    did["lifespans"] += 1
+    yield
+
+
+routes = Starlette(
+    lifespan=lifespan,
+    routes=[
+        Route("/hello", hello, methods=["GET", "POST"]),
+        Route("/slow", slow),
+        Route("/keep", keep),
+        Route("/stream", stream),
+        Route("/events", events),
+        Route("/upload", upload, methods=["POST"]),
+        Route("/background", background),
+        Route("/spawn", spawn),
+        Route("/scope", scope),
+        Route("/counters", counters),
+        WebSocketRoute("/echo", echo),
+    ],
+)
+
+
+async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http" and scope["path"].startswith("/broken/"):
+        await broken(scope, receive, send)
+    else:
+        await routes(scope, receive, send)
+
+
+drain = Drain()
+app = DrainMiddleware(inner, drain)
