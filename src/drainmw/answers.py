@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -19,13 +19,20 @@ SERVICE_RESTART = 1012  # RFC 6455 registry: the service is restarting
 _PER_CONNECTION = frozenset((b"connection", b"keep-alive"))
 
 
-def ticket_factory(gate: GateByte) -> type[Ticket]:
+def ticket_factory(
+    gate: GateByte,
+) -> tuple[type[Ticket], Callable[[GateByte], None]]:
     """Tickets whose `sender` closes the connection once the gate is not open.
 
     The decision falls as late as the response starts, so that a request which
     was in flight when the drain began ends its connection too. While the gate
-    is open this is one look at it for each message.
+    is open this is one look at it for each message. The second of the two
+    functions gives the tickets another gate to look at.
     """
+
+    def rebind(other: GateByte) -> None:
+        nonlocal gate
+        gate = other
 
     class AppTicket(Ticket):
         __slots__ = ()
@@ -40,7 +47,7 @@ def ticket_factory(gate: GateByte) -> type[Ticket]:
             sent: Awaitable[None] = self.send(message)
             return sent
 
-    return AppTicket
+    return AppTicket, rebind
 
 
 def last_answer(message: Message, scope: Scope) -> Message:

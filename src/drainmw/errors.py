@@ -8,10 +8,12 @@ DrainError
 │   ├── DrainResumed         this nonce was retired by a resume
 │   ├── DrainDetached        ownership has moved, nothing may reopen
 │   ├── DrainNotFound        no drain of that nonce
-│   └── PhaseConflict        the phase has no such transition
+│   ├── PhaseConflict        the phase has no such transition
+│   └── Superseded           another worker has moved on meanwhile
 ├── Misuse               fix the code or the configuration
 │   ├── SettingsError        a setting that is not usable
-│   └── InstalledTwice       two middlewares in one chain
+│   ├── InstalledTwice       two middlewares in one chain
+│   └── GroupError           the workers of a release cannot act as one
 ├── RequestInvalid       the peer sent something that is not in the contract
 └── SourceError          an adapter's system failed
     ├── SourceUnavailable    no answer: the count is unknown, never zero
@@ -118,6 +120,12 @@ class PhaseConflict(Refused):
         return f"{self.event} is not possible while {self.phase}"
 
 
+class Superseded(Refused):
+    """Raised when a transition was meant for an older record; it is dropped."""
+
+    code = "RUNTIME_DRAIN_SUPERSEDED"
+
+
 class Misuse(DrainError):
     """Raised when the calling code or the configuration has to be mended."""
 
@@ -136,6 +144,12 @@ class InstalledTwice(Misuse):
             "DrainMiddleware is installed twice in one chain of apps; "
             "install it once, as the outermost layer"
         )
+
+
+class GroupError(Misuse):
+    """Raised when the workers of a release cannot act as one."""
+
+    code = "RUNTIME_GROUP_UNAVAILABLE"
 
 
 class RequestInvalid(DrainError):

@@ -58,6 +58,44 @@ class Flag:
                 self._waiters.pop(waiter, None)
 
 
+class Pulse:
+    """Beats whenever something may have changed; any number can wait for one.
+
+    Take `count`, look at what matters, and wait for a beat after that count: a
+    beat in between is not lost. Safe from any thread and loop.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+
+    def beat(self) -> None:
+        """Wake everybody who waits."""
+        with self._lock:
+            self.count += 1
+            waiters, self._waiters = self._waiters, {}
+        for waiter, loop in waiters.items():
+            try:
+                loop.call_soon_threadsafe(_wake, waiter)
+            except RuntimeError:  # that loop has been closed; nobody waits there
+                continue
+
+    async def after(self, count: int) -> None:
+        """Return once it has beaten after that count."""
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        with self._lock:
+            if self.count != count:
+                return
+            self._waiters[waiter] = loop
+        try:
+            await waiter
+        finally:
+            with self._lock:
+                self._waiters.pop(waiter, None)
+
+
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

@@ -58,6 +58,12 @@ def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
     take_spare, put_spare = ledger.spare.pop, ledger.spare.append
     clock = drain.clock
 
+    def rebind(other_gate: GateByte) -> None:
+        nonlocal gate
+        gate = other_gate
+
+    drain.use_gate(rebind)
+
     async def drain_middleware(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             special = (
@@ -69,6 +75,8 @@ def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
         except KeyError:  # the root path is optional, and lifespan has no path
             special = True
         if special:
+            if gate[0] == Gate.UNJOINED:
+                drain.join()
             if scope["type"] != "websocket":
                 return await other(scope, receive, send)
             ticket = other.admit("websocket", scope)
@@ -124,7 +132,6 @@ class _Other:
         self._app = app
         self._drain = drain
         self._ledger = drain.ledger
-        self._gate: GateByte = drain.ledger.gate
         self._control = Control(drain)
         self._readiness = settings.readiness_path
         self._liveness = settings.liveness_path
@@ -180,7 +187,11 @@ class _Other:
         """A ticket where the gate, or the app's own predicate, lets it in."""
         now = self._drain.clock()
         ticket = self._ledger.enter(kind, scope, now, at_most=Gate.CORDONED)
-        if ticket is None and self._gate[0] == Gate.DRAINING and self._asked(scope):
+        if (
+            ticket is None
+            and self._ledger.gate[0] == Gate.DRAINING
+            and self._asked(scope)
+        ):
             ticket = self._ledger.enter(kind, scope, now, at_most=Gate.DRAINING)
         return ticket
 
@@ -252,10 +263,10 @@ class _Other:
 
     def _closing(self, scope: Scope, send: Send) -> Send:
         """A send that ends the connection, if the gate is not open by then."""
-        gate = self._gate
+        ledger = self._ledger
 
         def sender(message: Message) -> Awaitable[None]:
-            if gate[0] and message["type"] == "http.response.start":
+            if ledger.gate[0] and message["type"] == "http.response.start":
                 message = last_answer(message, scope)
             return send(message)
 

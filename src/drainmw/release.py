@@ -1,24 +1,20 @@
 """The one owner of a release's phase, ledger, sources and clock: `Drain`.
 
-A drain goes in this order, because clocks make work and requests feed jobs:
-
-1. at begin the gate closes and the holds of clock and pull sources are started;
-2. requests and WebSockets reach zero while those sources settle;
-3. push sources are held, and settle;
-4. the release is closing: nobody at all is admitted any more;
-5. the counters of the verdict are read.
-
-The deadline is one monotonic instant. A timer applies it, and so does whoever
-asks for the status.
+The lifecycle itself lies in a record, which the workers of a group share. What
+happens here follows it: `follow` compares the record with what this worker does,
+and starts, ends or leaves the course of a drain.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 from drainmw import settings as _settings
@@ -28,18 +24,36 @@ from drainmw.contract import (
     TIMEOUT,
     BeginRequest,
     Blocker,
+    InFlight,
     Report,
     SourceReport,
     Status,
+    WorkerReport,
 )
-from drainmw.core.drain import Lifecycle, Phase, Run
-from drainmw.core.ledger import Ledger
-from drainmw.errors import CountersInvalid, CountersUnknown
+from drainmw.core.drain import Gate, Lifecycle, Phase, Run
+from drainmw.core.ledger import GateByte, Ledger
+from drainmw.core.roster import KINDS, Roll, Worker
+from drainmw.course import Course
+from drainmw.errors import (
+    CountersInvalid,
+    CountersUnknown,
+    GroupError,
+    SettingsError,
+)
 from drainmw.flag import Flag
+from drainmw.group import (
+    Group,
+    Supervisor,
+    may_be_one_of_several,
+    runtime_directory,
+    supervisor,
+)
 from drainmw.log import logger
-from drainmw.reporting import blockers, in_words, milliseconds
-from drainmw.sources.base import Counts, Explains, WorkSource
-from drainmw.sources.holds import Holds, Seen, together, total, whole
+from drainmw.record import LocalRecord, Record
+from drainmw.reporting import BLOCKERS_MAXIMUM, blockers, in_words, milliseconds
+from drainmw.rollcall import RollCall
+from drainmw.sources.base import Explains, WorkSource
+from drainmw.sources.holds import Holds, Seen
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.text import failure_text, printable
 from drainmw.tokens import Tokens
@@ -47,16 +61,16 @@ from drainmw.tokens import Tokens
 T = TypeVar("T")
 
 RELEASE_PATIENCE = 0.5  # seconds a resume waits for its sources
-VERDICTS = 3  # readings that may find a late counter before it counts
+ACKNOWLEDGE_PATIENCE = 0.2  # seconds a begin waits for the other workers
 TAKE_OVER_PATIENCE = 0.05  # seconds for a drain that only lacked a loop to end
-UNKNOWN_PAUSE = 0.1  # seconds before a silent source is asked again
 
 
 class Drain:
     """One release: what it runs, and whether it is done.
 
     Every setting is a keyword, and a `DRAINMW_*` variable where it is not given.
-    May be used from several event loops and threads.
+    May be used from several event loops and threads. Workers of one supervisor
+    act as one; a process finds out whether it is one on its first use.
     """
 
     begun: Flag
@@ -69,9 +83,13 @@ class Drain:
         *,
         ledger: Ledger | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observes: Supervisor | None = None,
         **settings: Any,
     ) -> None:
         """Read the settings; `ledger` and `clock` are for tests.
+
+        With `observes` it is no worker, but sees and drains those of that
+        supervisor.
 
         Raises:
             SettingsError: Names each setting that cannot be used.
@@ -80,37 +98,43 @@ class Drain:
         self.tokens = Tokens(self.settings)
         self.begun = Flag()
         self.ended = Flag()
-        gate = [0]
-        self.ledger = ledger or Ledger(gate, new_ticket=ticket_factory(gate))
+        self.clock = clock
+        self.unjoined: str | None = None
+        """Why this process could not join the group it seems to belong to."""
+        several = observes is None and may_be_one_of_several()
+        gate: GateByte = [Gate.UNJOINED if several else Gate.OPEN]
+        new_ticket, rebind = ticket_factory(gate)
+        self.ledger = ledger or Ledger(gate, new_ticket=new_ticket)
         self.ledger.wake = self._wake
         self.tasks = TaskRegistry(clock=clock, is_fed=lambda: not self.ledger.is_idle)
-        self.clock = clock
-        self._created = clock()
-        self._lock = threading.Lock()
-        self._lifecycle = Lifecycle(self.settings.revision)
+        self._observes = observes
+        self._joined = not several and observes is None
+        self._gate_users: list[Callable[[GateByte], None]] = [rebind]
+        self._lock = threading.RLock()
         self._holds = Holds(self.settings.count_timeout)
         self._holds.add(self.tasks)
-        self._stirred = Flag()
+        self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
+        self._course: Course | None = None
+        self._releasing: set[Future[None]] = set()
         self._home: asyncio.AbstractEventLoop | None = None
-        self._work: list[asyncio.Task[None]] = []
-        self._unknown: str | None = None
+        _drains.add(self)
 
     # What the app uses
 
     @property
     def phase(self) -> Phase:
         """Where this release stands."""
-        return self._lifecycle.phase
+        return self._record.read()[1].phase
 
     @property
     def epoch(self) -> int:
         """Grows with every begin and every resume."""
-        return self._lifecycle.epoch
+        return self._record.read()[1].epoch
 
     @property
     def remaining(self) -> float | None:
         """Seconds to the deadline, also negative; `None` outside a drain."""
-        run = self._lifecycle.run
+        run = self._record.read()[1].run
         return None if run is None else run.deadline - self.clock()
 
     def add_source(self, source: WorkSource) -> None:
@@ -120,9 +144,9 @@ class Drain:
             Misuse: It is no source, or its name is taken.
         """
         self._holds.add(source)
-        run = self._lifecycle.run
-        if run is not None:
-            self._on_home(self._holds.start, run.epoch, source.intake)
+        course = self._course
+        if course is not None:
+            self._at_home(self._holds.start, course.run.epoch, source.intake)
 
     def spawn(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None
@@ -142,7 +166,7 @@ class Drain:
         Raises:
             PhaseConflict: Once a drain has begun.
         """
-        return self._turn(self._lifecycle.cordon)
+        return self._turn(Lifecycle.cordon)
 
     def uncordon(self) -> int:
         """Take a cordon back; gives the epoch. Idempotent.
@@ -150,31 +174,33 @@ class Drain:
         Raises:
             PhaseConflict: Once a drain has begun.
         """
-        return self._turn(self._lifecycle.uncordon)
+        return self._turn(Lifecycle.uncordon)
 
     async def begin(self, request: BeginRequest) -> bool:
         """Begin a drain, or join it; true for a duplicate.
 
-        When it returns, intake is closed and the holds of clock and pull
-        sources have been started in this event loop.
+        When it returns, intake is closed in every worker, and the holds of clock
+        and pull sources have been started in all that answer.
 
         Raises:
             AlreadyStarted, DrainResumed, RevisionMismatch: Nothing changed.
+            GroupError: This worker cannot act for its siblings.
         """
-        with self._lock:
-            duplicate = self._lifecycle.begin(request, self.clock())
-            run = self._lifecycle.run
-            if not duplicate:
-                self.begun.set()
-                self._set_gate()
-        if run is None:
-            raise AssertionError("an accepted begin has a run")
+        self._check_joined()
+        now = self.clock()
+        duplicate = self._record.transact(
+            lambda lifecycle: lifecycle.begin(request, now)
+        )
+        self.follow()
         if duplicate:
-            await self._carry_on(run)
+            await self._carry_on()
             return True
-        self._log("drain begun", run)
-        self._start(run)
+        self._log("drain begun")
         await asyncio.sleep(0)  # each hold gets to its first wait
+        if self._record.others():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
+                    await self._rolls.call()
         return False
 
     async def resume(self, nonce: str) -> int:
@@ -185,18 +211,27 @@ class Drain:
 
         Raises:
             DrainNotFound, DrainResumed, DrainDetached: Nothing changed.
+            GroupError: This worker cannot act for its siblings.
         """
-        with self._lock:
-            run = self._lifecycle.run
-            retry = self._lifecycle.resume(nonce)
-            epoch = self._lifecycle.epoch
-            if not retry:
-                self.begun.clear()
-                self.ended.clear()
-                self._set_gate()
-        if not retry and run is not None:
-            self._log("drain resumed", run)
-            await self._at_home(self._let_go())
+        self._check_joined()
+
+        def resume(lifecycle: Lifecycle) -> tuple[bool, int]:
+            return lifecycle.resume(nonce), lifecycle.epoch
+
+        retry, epoch = self._record.transact(resume)
+        if not retry:
+            self.follow()
+            self._record.wake()
+            logger().info(
+                "drain resumed",
+                phase=str(self.phase),
+                epoch=epoch,
+                nonce=nonce,
+                **self._counters(),
+            )
+            releasing = [asyncio.wrap_future(f) for f in list(self._releasing)]
+            if releasing:
+                await asyncio.wait(releasing, timeout=RELEASE_PATIENCE)
         return epoch
 
     # Answers
@@ -207,28 +242,25 @@ class Drain:
         Raises:
             DrainNotFound: No drain of that nonce stands here.
             CountersUnknown, CountersInvalid: A counter is not to be had.
+            GroupError: This worker cannot speak for its siblings.
         """
+        self._check_joined()
         self._expire()
-        await self._carry_on(self._lifecycle.find(nonce))
-        jobs, schedules = await self._counts()
+        self.follow()
+        self._record.read()[1].find(nonce)
+        await self._carry_on()
+        _, roll, _ = await self._rolls.call()
         self._expire()
-        with self._lock:
-            run = self._lifecycle.find(nonce)
-            phase = self._lifecycle.phase
-            http, websocket = self._requests()
+        _, lifecycle = self._record.read()
+        run = lifecycle.find(nonce)
         answer: Status = {
             "protocol": PROTOCOL,
             "nonce": run.request.nonce,
             "sourceRevision": run.request.source_revision,
             "targetRevision": run.request.target_revision,
             "timeoutMs": run.request.timeout_ms,
-            "status": _as_status(phase, run),
-            "inFlight": {
-                "http": http,
-                "websocket": websocket,
-                "jobs": jobs,
-                "schedules": schedules,
-            },
+            "status": _as_status(lifecycle.phase, run),
+            "inFlight": _in_flight(roll),
         }
         if run.failure is not None:
             answer["failure"] = run.failure
@@ -238,6 +270,8 @@ class Drain:
         """Why no new traffic should come here; `None` where it may."""
         self._expire()
         phase = self.phase
+        if self.unjoined is not None:
+            return f"not one with its siblings: {self.unjoined}"
         if phase is not Phase.SERVING:
             return str(phase)
         stuck = self._holds.stuck
@@ -245,302 +279,288 @@ class Drain:
 
     def warnings(self) -> list[str]:
         """What an operator should mend."""
-        stuck = [f"source {name} is not released" for name in self._holds.stuck]
-        return stuck if self.phase in (Phase.SERVING, Phase.CORDONED) else []
+        found = [] if self.unjoined is None else [self.unjoined]
+        if self.phase in (Phase.SERVING, Phase.CORDONED):
+            found += [f"source {name} is not released" for name in self._holds.stuck]
+        return found
 
     async def report(self) -> Report:
         """Everything an operator wants to know. Unknown counters are null."""
         self._expire()
         seen = await self._holds.ask()
+        _, roll, workers = await self._rolls.call("tell")
         now = self.clock()
-        run = self._lifecycle.run
+        _, lifecycle = self._record.read()
+        run = lifecycle.run
         request = run.request if run else None
-        in_flight = self._in_flight(seen)
         remaining = self.remaining
-        ledger = self.ledger
+        found = [*self.blockers(), *self._record.told()]
+        found.sort(key=lambda blocker: -blocker["ageMs"])
         return {
             "app": self.settings.app,
-            "revision": self.settings.revision,
-            "phase": str(self.phase),
-            "epoch": self.epoch,
+            "revision": lifecycle.revision,
+            "phase": str(lifecycle.phase),
+            "epoch": lifecycle.epoch,
             "nonce": request.nonce if request else None,
             "sourceRevision": request.source_revision if request else None,
             "targetRevision": request.target_revision if request else None,
             "remainingMs": None if remaining is None else milliseconds(remaining),
-            "inFlight": in_flight,
-            "admittedTotal": ledger.admitted_total,
-            "refusedTotal": ledger.refused_total,
-            "lastAdmittedAgoMs": _ago(now, ledger.last_admitted),
-            "lastRefusedAgoMs": _ago(now, ledger.last_refused),
+            "inFlight": roll.counts,
+            "admittedTotal": sum(w.admitted for w in workers),
+            "refusedTotal": sum(w.refused for w in workers),
+            "lastAdmittedAgoMs": _ago(now, [w.last_admitted for w in workers]),
+            "lastRefusedAgoMs": _ago(now, [w.last_refused for w in workers]),
             "failure": run.failure if run else None,
-            "blockers": self.blockers(),
+            "blockers": found[:BLOCKERS_MAXIMUM],
             "sources": [_source(answer) for answer in seen],
             "workers": [
-                {
-                    "pid": os.getpid(),
-                    "ageMs": milliseconds(now - self._created),
-                    "phase": str(self.phase),
-                    "epoch": self.epoch,
-                    "inFlight": in_flight,
-                    "lastSeenMs": 0,
-                    "unknown": False,
-                }
+                _worker(worker, worker not in roll.unknown, lifecycle, now)
+                for worker in workers
             ],
             "warnings": self.warnings(),
         }
 
     def blockers(self) -> list[Blocker]:
-        """The twenty oldest pieces of work in flight here."""
+        """The twenty oldest pieces of work in flight in this worker."""
         return blockers(
             self.ledger, self._holds.running(), self.clock(), self.settings.redact_path
         )
 
-    def _in_flight(self, seen: list[Seen]) -> dict[str, int | None]:
-        """The four counters; null is one that somebody did not tell."""
-        try:
-            sources: Counts | None = total(seen)
-        except Exception:
-            sources = None
-        return {
-            **self.ledger.counts(),
-            "jobs": sources.jobs if sources else None,
-            "schedules": sources.schedules if sources else None,
-        }
+    # Joining the others
 
-    # The run
+    def use_gate(self, rebind: Callable[[GateByte], None]) -> None:
+        """Give the gate to who looks at it, now and whenever it is another."""
+        self._gate_users.append(rebind)
+        rebind(self.ledger.gate)
 
-    def _start(self, run: Run) -> None:
-        loop = asyncio.get_running_loop()
-        self._home = loop
-        self._holds.start(run.epoch, "clock", "pull")
-        self._work = [
-            loop.create_task(self._carry_out(run), name="drainmw drain"),
-            loop.create_task(self._watch_deadline(run), name="drainmw deadline"),
-            loop.create_task(self._narrate(run), name="drainmw narrator"),
-        ]
+    def join(self) -> None:
+        """Find out whether this process is one of several, and act as one.
 
-    async def _carry_on(self, run: Run) -> None:
-        """Take the drain over where the loop that ran it has been closed."""
-        home = self._home
-        if home is not None and home.is_closed() and self._stands(run):
-            self._holds.abandon()
-            self._start(run)
-            await asyncio.wait(self._work[:1], timeout=TAKE_OVER_PATIENCE)
-
-    async def _carry_out(self, run: Run) -> None:
-        """Steps 2 to 5, again and again until there is a verdict."""
-        late = 0
-        try:
-            while self._stands(run):
-                await self._settle(run)
-                if not self._close(run):
-                    continue
-                try:
-                    sources = await self._holds.counts()
-                except CountersInvalid:
-                    sources = None
-                except CountersUnknown as exc:
-                    await self._wait_for_answer(run, exc)
-                    continue
-                late += 1
-                self._unknown = None
-                if self._conclude(run, sources, final=late == VERDICTS):
-                    return
-        except Exception as exc:
-            self._fail(run, failure_text(exc))
-
-    async def _settle(self, run: Run) -> None:
-        """Wait until everything has been held and has settled."""
-        holds = self._holds
-        holds.start(run.epoch, "clock", "pull")
-        await holds.held("clock", "pull")
-        await together(self._requests_idle(), holds.settled("clock", "pull"))
-        holds.start(run.epoch, "push")
-        await holds.held("push")
-        await holds.settled("push")
-        await self._requests_idle()
-
-    async def _requests_idle(self) -> None:
-        """Return at an instant at which no request is in flight."""
-        while not self.ledger.is_idle:
-            self._stirred.clear()
-            if not self.ledger.is_idle:
-                await self._stirred
-
-    def _close(self, run: Run) -> bool:
-        """Admit nobody any more; false if a source was added that is not held."""
-        with self._lock:
-            if not self._stands(run) or not self._holds.all_held:
-                return False
-            self._lifecycle.close()
-            self._set_gate()
-        return True
-
-    async def _wait_for_answer(self, run: Run, exc: CountersUnknown) -> None:
-        self._unknown = exc.why or str(exc)
-        with self._lock:
-            if self._stands(run):
-                self._lifecycle.reopen()
-                self._set_gate()
-        await asyncio.sleep(UNKNOWN_PAUSE)
-
-    def _conclude(self, run: Run, sources: Counts | None, *, final: bool) -> bool:
-        """Write the verdict; false to go back to waiting, for late counters.
-
-        The clock is read before the counters of requests, which are read last.
+        Called in an event loop before anything is admitted. Idempotent.
         """
         with self._lock:
-            if not self._stands(run):
-                return True
-            now = self.clock()
-            counts = self._all_counts(sources)
-            if counts is not None and any(counts.values()) and not final:
-                self._lifecycle.reopen()
-                self._set_gate()
-                return False
-            self._lifecycle.conclude(counts, now)
-            self._set_gate()
-        self._finish(run)
-        return True
-
-    def _all_counts(self, sources: Counts | None) -> dict[str, int] | None:
-        if sources is None:
-            return None
-        try:
-            http, websocket = self._requests()
-        except CountersInvalid:
-            return None
-        return {"http": http, "websocket": websocket, **sources._asdict()}
-
-    def _fail(self, run: Run, failure: str) -> None:
-        with self._lock:
-            if not self._stands(run):
+            if self._joined:
                 return
-            self._lifecycle.fail(failure, self.clock())
-            self._set_gate()
-        self._finish(run)
+            self._joined = True
+            try:
+                group = self._group()
+            except (GroupError, SettingsError, OSError) as exc:
+                self._stay_alone(str(exc))
+                return
+            self._keep(group)
+        loop = asyncio.get_running_loop()
+        self._home = loop
+        self._rolls.attach(loop, group, self.follow, self.blockers)
+        self.follow()
+
+    def _group(self) -> Group:
+        boss = self._observes or supervisor()
+        if boss is None:
+            raise GroupError(
+                "this process seems to be one of several, but has no parent"
+            )
+        return Group(
+            runtime_directory(self.settings.runtime_dir),
+            boss,
+            name=self.settings.group,
+            revision=self.settings.revision,
+            observer=self._observes is not None,
+        )
+
+    def _stay_alone(self, reason: str) -> None:
+        if self._observes is not None:
+            self._joined = False  # no worker has come up yet; look again later
+            raise GroupError(reason)
+        self.unjoined = reason
+        logger().error("group not joined", reason=reason, readiness=503)
+        self._keep(LocalRecord(self.settings.revision, [Gate.OPEN]))
+
+    def _keep(self, record: Record) -> None:
+        """Take a record as the truth from here on."""
+        self._record = record
+        self._rolls = RollCall(
+            record,
+            self.ledger,
+            self._holds,
+            clock=self.clock,
+            patience=self.settings.count_timeout,
+            is_worker=self._observes is None,
+        )
+        self.ledger.gate = record.gate
+        for rebind in self._gate_users:
+            rebind(record.gate)
+
+    def _check_joined(self) -> None:
+        if not self._joined:
+            self.join()
+        if self.unjoined is not None:
+            raise GroupError(self.unjoined)
+
+    def forked(self) -> None:
+        """Forget the siblings of the process that this one was forked from."""
+        self._lock = threading.RLock()
+        if self._observes is None and may_be_one_of_several():
+            self._joined = False
+            self._course = None
+            self._home = None
+            self._keep(LocalRecord(self.settings.revision, [Gate.UNJOINED]))
+            self.ledger.gate[0] = Gate.UNJOINED
+
+    # Following the record
+
+    def follow(self) -> None:
+        """Do here what the record says. From an event loop; cheap if nothing is new."""
+        with self._lock:
+            _, lifecycle = self._record.read()
+            run, course = lifecycle.run, self._course
+            if course is not None and (run is None or run.epoch != course.run.epoch):
+                self._leave(course)
+                course = None
+            if run is None:
+                return
+            if course is None:
+                self._enter(run)
+            if lifecycle.phase is not Phase.DRAINING and not self.ended:
+                self._end(run)
+
+    def _enter(self, run: Run) -> None:
+        self.begun.set()
+        self._course = course = Course(
+            run,
+            rolls=self._rolls,
+            ledger=self.ledger,
+            holds=self._holds,
+            clock=self.clock,
+            expire=self._expire,
+            ended=self.follow,
+            narrate=self._narrate,
+        )
+        if self._home is None or self._home.is_closed():
+            self._home = asyncio.get_running_loop()
+        self._at_home(course.start)
+
+    def _leave(self, course: Course) -> None:
+        """A resume: everything here opens again."""
+        self.begun.clear()
+        self.ended.clear()
+        course.stop()
+        self._course = None
+        home = self._home
+        if home is None or home.is_closed():
+            self._holds.abandon()
+            self._home = home = asyncio.get_running_loop()
+        release = self._holds.release(RELEASE_PATIENCE)
+        future = asyncio.run_coroutine_threadsafe(release, home)
+        self._releasing.add(future)
+        future.add_done_callback(self._releasing.discard)
+
+    def _end(self, run: Run) -> None:
+        self.ended.set()
+        if self._course is not None:
+            self._course.stop()
+        failure = {} if run.failure is None else {"failure": run.failure}
+        self._log("drain ended", **failure)
+
+    async def _carry_on(self) -> None:
+        """Take the drain over where the loop that ran it has been closed."""
+        home, course = self._home, self._course
+        if home is None or course is None or not home.is_closed():
+            return
+        self._holds.abandon()
+        self._home = asyncio.get_running_loop()
+        course.start()
+        await course.first_steps(TAKE_OVER_PATIENCE)
 
     def _expire(self) -> None:
         """Apply the deadline. Cheap, and safe from any thread."""
-        run = self._lifecycle.run
-        if run is None or self._lifecycle.phase is not Phase.DRAINING:
+        _, lifecycle = self._record.read()
+        run, now = lifecycle.run, self.clock()
+        if run is None or lifecycle.phase is not Phase.DRAINING or now < run.deadline:
             return
-        errors = [*self._holds.errors, self._unknown or TIMEOUT]
-        with self._lock:
-            expired = self._lifecycle.expire(self.clock(), errors[0])
-            self._set_gate()
-        if expired:
-            self._finish(run)
-
-    async def _watch_deadline(self, run: Run) -> None:
-        while self._stands(run):
-            left = run.deadline - self.clock()
-            if left <= 0:
-                self._expire()
-                return
-            await asyncio.sleep(left)
+        unknown = self._course.unknown if self._course else None
+        because = [*self._holds.errors, unknown or TIMEOUT][0]
+        if self._record.transact(lambda newest: newest.expire(now, because)):
+            self._record.wake("ask")
+        self.follow()
 
     async def _narrate(self, run: Run) -> None:
-        while self._stands(run):
+        while self.begun and not self.ended:
             await asyncio.sleep(self.settings.report_interval)
             report = await self.report()
             self._log(
                 "drain waiting",
-                run,
                 remaining_ms=report["remainingMs"],
                 **report["inFlight"],
                 blockers=in_words(report["blockers"]),
             )
 
-    def _finish(self, run: Run) -> None:
-        self.ended.set()
-        self._on_home(_cancel, self._work)
-        failure = {} if run.failure is None else {"failure": run.failure}
-        self._log("drain ended", run, **failure)
-
-    async def _let_go(self) -> None:
-        _cancel(self._work)
-        await self._holds.release(RELEASE_PATIENCE)
-
     # Small things
 
-    def _stands(self, run: Run) -> bool:
-        lifecycle = self._lifecycle
-        return lifecycle.run is run and lifecycle.phase is Phase.DRAINING
+    def _turn(self, transition: Callable[[Lifecycle], None]) -> int:
+        self._check_joined()
 
-    def _turn(self, transition: Callable[[], None]) -> int:
-        with self._lock:
-            before = self._lifecycle.phase
-            transition()
-            self._set_gate()
-            epoch = self._lifecycle.epoch
-            after = self._lifecycle.phase
+        def turn(lifecycle: Lifecycle) -> tuple[Phase, Phase, int]:
+            before = lifecycle.phase
+            transition(lifecycle)
+            return before, lifecycle.phase, lifecycle.epoch
+
+        before, after, epoch = self._record.transact(turn)
         if after is not before:
             logger().info(str(after), phase=str(after), epoch=epoch, **self._counters())
+            self._record.wake()
         return epoch
-
-    def _set_gate(self) -> None:
-        """Let admission follow the phase. Under the lock."""
-        self.ledger.gate[0] = self._lifecycle.gate
 
     def _wake(self) -> None:
         if self.ledger.is_idle:
-            self._stirred.set()
-
-    def _requests(self) -> tuple[int, int]:
-        counts = self.ledger.counts()
-        return whole(counts["http"], "http"), whole(counts["websocket"], "websocket")
-
-    async def _counts(self) -> Counts:
-        try:
-            return await self._holds.counts()
-        except (CountersInvalid, CountersUnknown):
-            raise
-        except Exception as exc:
-            raise CountersUnknown(["a source"], failure_text(exc)) from exc
+            self._rolls.stirred.beat()
 
     def _counters(self) -> dict[str, int]:
-        """What can be counted without waiting for anybody."""
+        """What can be counted here without waiting for anybody."""
         return {**self.ledger.counts(), **self._holds.counted()._asdict()}
 
-    def _log(self, event: str, run: Run, **facts: Any) -> None:
-        request = run.request
+    def _log(self, event: str, **facts: Any) -> None:
+        _, lifecycle = self._record.read()
+        run = lifecycle.run
+        if run is None:  # resumed this instant
+            return
         counters = {} if "http" in facts else self._counters()
         logger().info(
             event,
-            phase=str(self.phase),
-            epoch=self.epoch,
-            nonce=request.nonce,
-            source_revision=request.source_revision,
-            target_revision=request.target_revision,
+            phase=str(lifecycle.phase),
+            epoch=lifecycle.epoch,
+            nonce=run.request.nonce,
+            source_revision=run.request.source_revision,
+            target_revision=run.request.target_revision,
             **counters,
             **facts,
         )
 
-    def _on_home(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call in the loop of the drain, if it still runs."""
-        if self._home is None:
-            return
-        try:
-            self._home.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # closed; what ran there has ended with it
-            return
-
-    async def _at_home(self, work: Coroutine[Any, Any, None]) -> None:
+    def _at_home(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call in the loop of the drain, if it still runs; at once, if it is ours."""
         home = self._home
-        if home is not None and home.is_closed():
-            self._holds.abandon()
-            self._work = []
-            home = None
-        if home is None or home is asyncio.get_running_loop():
-            await work
-        else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if home is None or home.is_closed():
+            return
+        if home is running:
+            callback(*args)
+            return
+        with contextlib.suppress(RuntimeError):  # closed this instant
+            home.call_soon_threadsafe(callback, *args)
 
 
-def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
+_drains: weakref.WeakSet[Drain] = weakref.WeakSet()
+
+
+def _forget_siblings() -> None:
+    for drain in list(_drains):
+        drain.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_siblings)
 
 
 def _as_status(phase: Phase, run: Run) -> Literal["draining", "drained", "failed"]:
@@ -550,8 +570,40 @@ def _as_status(phase: Phase, run: Run) -> Literal["draining", "drained", "failed
     return "drained" if run.failure is None else "failed"
 
 
-def _ago(now: float, then: float | None) -> int | None:
-    return None if then is None else milliseconds(now - then)
+def _in_flight(roll: Roll) -> InFlight:
+    if not roll.valid:
+        raise CountersInvalid("a worker")
+    known = roll.known
+    if known is None:
+        raise CountersUnknown(
+            [f"worker {w.pid}" for w in roll.unknown], roll.error or ""
+        )
+    return {
+        "http": known["http"],
+        "websocket": known["websocket"],
+        "jobs": known["jobs"],
+        "schedules": known["schedules"],
+    }
+
+
+def _ago(now: float, moments: list[float]) -> int | None:
+    last = max(moments, default=0.0)
+    return milliseconds(now - last) if last else None
+
+
+def _worker(
+    worker: Worker, has_told: bool, lifecycle: Lifecycle, now: float
+) -> WorkerReport:
+    counts = worker.counts if has_told else (None,) * len(KINDS)
+    return {
+        "pid": worker.pid,
+        "ageMs": milliseconds(now - worker.born),
+        "phase": str(lifecycle.phase),
+        "epoch": lifecycle.epoch,
+        "inFlight": dict(zip(KINDS, counts, strict=True)),
+        "lastSeenMs": milliseconds(now - worker.published),
+        "unknown": not has_told,
+    }
 
 
 def _source(seen: Seen) -> SourceReport:

@@ -95,6 +95,8 @@ RIGHT_FORM = {
     "token_file": f"a readable file with one token or two, each {TOKEN_FORM}",
     "revision": "40 lower-case hex digits",
     "app": "1 to 128 printable characters",
+    "group": "1 to 64 of A-Z, a-z, 0-9, `_`, `.` and `-`",
+    "runtime_dir": "a directory",
     "timeout": "a number of seconds from 0.1 to 600",
     "lame_duck": "a number of seconds from 0 to 600",
     "graceful_timeout": "a number of seconds from 0.1 to 600",
@@ -132,6 +134,10 @@ class Settings(BaseModel):
     """This release's own; a begin must name it as its source."""
     app: str | None = Field(None, min_length=1, max_length=128)
     """What the report calls this app."""
+    group: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Tells two apps of one supervisor apart; it never joins what is not siblings."""
+    runtime_dir: Path | None = None
+    """Where workers of one release find each other; mode 0700."""
     timeout: Seconds = Field(25.0, ge=0.1, le=600, allow_inf_nan=False)
     """Of a drain that `serve` begins by itself at SIGTERM."""
     lame_duck: Seconds = Field(0.0, ge=0, le=600, allow_inf_nan=False)

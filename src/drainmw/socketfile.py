@@ -25,7 +25,7 @@ def bind(path: Path) -> socket.socket:
     """
     if not hasattr(socket, "AF_UNIX"):
         raise SettingsError("a control socket needs Unix sockets; use a token here")
-    _check_directory(path.parent)
+    check_directory(path.parent)
     listener = _bound(path, "control socket", umask=0o177)
     try:
         check(path)
@@ -59,7 +59,7 @@ def check(path: Path) -> None:
     private = stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
     if not private or found.st_uid != os.geteuid():
         raise SettingsError(f"control socket {path} is not private: it must be 0600")
-    _check_directory(path.parent)
+    check_directory(path.parent)
 
 
 def remove(path: Path, listener: socket.socket) -> None:
@@ -81,13 +81,18 @@ def peer_is_owner(peer: socket.socket) -> bool:
     return uid in (0, os.geteuid())
 
 
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path, what: str = "control socket") -> None:
+    """Make a directory that only its owner can enter, or find it to be one.
+
+    Raises:
+        SettingsError: It is a link, somebody else's, or open to others.
+    """
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
     except OSError as exc:
         raise SettingsError(
-            f"directory {directory} of the control socket: {exc.strerror}"
+            f"directory {directory} of the {what}: {exc.strerror}"
         ) from None
     if not stat.S_ISDIR(found.st_mode):
         raise SettingsError(f"{directory} must be a directory, not a link")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Any
 
 from drainmw.contract import (
     COUNTERS_INVALID,
@@ -82,6 +83,8 @@ class Gate(IntEnum):
     DRAINING = 2
     """Refused, save what `admit` lets finish."""
     CLOSED = 3
+    UNJOINED = 4
+    """This process may be one of several and has not looked yet."""
 
 
 _GATES = {
@@ -245,6 +248,43 @@ class Lifecycle:
         """
         self.find(nonce)
         self._move(Event.DETACH)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, in the form of JSON, for processes that share it."""
+        run = self.run
+        return {
+            "revision": self.revision,
+            "phase": str(self.phase),
+            "epoch": self.epoch,
+            "retired": sorted(self._retired),
+            "resumed": self._resumed,
+            "run": run
+            and {
+                "request": run.request.model_dump(by_alias=True),
+                "epoch": run.epoch,
+                "begun_at": run.begun_at,
+                "deadline": run.deadline,
+                "closing": run.closing,
+                "failure": run.failure,
+                "ended_at": run.ended_at,
+            },
+        }
+
+    @classmethod
+    def restored(cls, snapshot: Mapping[str, Any]) -> Lifecycle:
+        """What `snapshot` took."""
+        lifecycle = cls(snapshot["revision"])
+        lifecycle.phase = Phase(snapshot["phase"])
+        lifecycle.epoch = snapshot["epoch"]
+        lifecycle._retired = set(snapshot["retired"])
+        if snapshot["resumed"] is not None:
+            nonce, epoch = snapshot["resumed"]
+            lifecycle._resumed = (nonce, epoch)
+        if snapshot["run"] is not None:
+            run = dict(snapshot["run"])
+            request = BeginRequest.parse(run.pop("request"))
+            lifecycle.run = Run(request, **run)
+        return lifecycle
 
     def _draining(self) -> Run:
         if self.run is None or self.phase is not Phase.DRAINING:

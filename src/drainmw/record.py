@@ -1,0 +1,101 @@
+"""Where the lifecycle of a release is kept, and who may change it.
+
+Every transition goes through `transact`: it is applied to the newest state,
+under one lock, and either changes it whole or not at all. The gate that
+admission looks at is written last and only follows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
+
+from drainmw.contract import Blocker
+from drainmw.core.drain import Lifecycle
+from drainmw.core.ledger import GateByte
+from drainmw.core.roster import Worker
+from drainmw.errors import Superseded
+
+T = TypeVar("T")
+
+Hint = Literal["look", "ask", "tell"]
+
+
+class Record(Protocol):
+    """The lifecycle of a release, and what its other workers say."""
+
+    gate: GateByte
+
+    def read(self) -> tuple[int, Lifecycle]:
+        """The newest generation and its lifecycle, which is not to be changed."""
+        ...
+
+    def transact(self, act: Callable[[Lifecycle], T], only_at: int | None = None) -> T:
+        """Apply a transition; what it raises has changed nothing.
+
+        Raises:
+            Superseded: The record is of another generation than `only_at`.
+        """
+        ...
+
+    def publish(self, worker: Worker) -> None:
+        """Say what this worker runs."""
+        ...
+
+    def others(self) -> list[Worker]:
+        """What every other live worker has said last."""
+        ...
+
+    def wake(self, hint: Hint = "look") -> None:
+        """Make the others look, publish (`ask`), or write down blockers (`tell`)."""
+        ...
+
+    def tell(self, blockers: list[Blocker]) -> None:
+        """Write this worker's oldest work down."""
+        ...
+
+    def told(self) -> list[Blocker]:
+        """What the others have written down."""
+        ...
+
+
+class LocalRecord:
+    """The record of a process that is alone."""
+
+    def __init__(self, revision: str | None, gate: GateByte) -> None:
+        self.gate = gate
+        self._lock = threading.Lock()
+        self._lifecycle = Lifecycle(revision)
+        self._generation = 1
+
+    def read(self) -> tuple[int, Lifecycle]:
+        """The one lifecycle there is."""
+        return self._generation, self._lifecycle
+
+    def transact(self, act: Callable[[Lifecycle], T], only_at: int | None = None) -> T:
+        """Apply a transition; a pure one raises before it changes anything."""
+        with self._lock:
+            if only_at not in (None, self._generation):
+                raise Superseded
+            answer = act(self._lifecycle)
+            self._generation += 1
+            self.gate[0] = self._lifecycle.gate
+            return answer
+
+    def publish(self, worker: Worker) -> None:
+        """Nobody listens."""
+
+    def others(self) -> list[Worker]:
+        """Nobody."""
+        return []
+
+    def wake(self, hint: Hint = "look") -> None:
+        """Nobody sleeps."""
+
+    def tell(self, blockers: list[Blocker]) -> None:
+        """Nobody asks."""
+
+    def told(self) -> list[Blocker]:
+        """Nothing."""
+        return []

@@ -1,0 +1,169 @@
+"""What this worker says of itself, and what it hears of the others.
+
+A call asks every live worker to publish anew and waits, within its time, until
+all have. Who has not by then is unknown. A worker that is alone hears itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from drainmw.contract import Blocker
+from drainmw.core.ledger import Ledger
+from drainmw.core.roster import Roll, Worker, fold
+from drainmw.errors import CountersInvalid
+from drainmw.flag import Pulse
+from drainmw.record import Hint, Record
+from drainmw.sources.holds import Holds, Seen, total, whole
+from drainmw.text import failure_text
+
+
+class Listener(Protocol):
+    """A record that others hint at: a group's."""
+
+    def fileno(self) -> int: ...
+
+    def hints(self) -> dict[str, str]: ...
+
+    def answer(self, address: str) -> None: ...
+
+
+class RollCall:
+    """This worker's voice and ears."""
+
+    def __init__(
+        self,
+        record: Record,
+        ledger: Ledger,
+        holds: Holds,
+        *,
+        clock: Callable[[], float],
+        patience: float,
+        is_worker: bool = True,
+    ) -> None:
+        self.stirred = Pulse()
+        """Beats whenever something may have changed, here or elsewhere."""
+        self.settled = False
+        """Everything here is held and has ended; written by the course."""
+        self.record = record
+        self._ledger = ledger
+        self._holds = holds
+        self._clock = clock
+        self._patience = patience
+        self._is_worker = is_worker
+        self._born = clock()
+        self._replies: set[asyncio.Task[None]] = set()
+
+    async def speak(self) -> Worker:
+        """Publish what runs here, as of the newest generation."""
+        worker = await self._own()
+        self.record.publish(worker)
+        return worker
+
+    async def call(self, hint: Hint = "ask") -> tuple[int, Roll, list[Worker]]:
+        """Ask everybody: the generation they answered for, and what they said."""
+        since = self._clock()
+        self.record.wake(hint)
+        until = since + self._patience
+        while True:
+            beats = self.stirred.count
+            generation, roll, workers = await self.overheard(since)
+            left = until - self._clock()
+            if not roll.unknown or left <= 0:
+                return generation, roll, workers
+            if self._is_worker and not workers[0].has_spoken(generation):
+                continue  # the record has moved on while we spoke
+            if len(workers) == self._is_worker:
+                return generation, roll, workers
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.stirred.after(beats)
+
+    async def overheard(self, since: float = 0.0) -> tuple[int, Roll, list[Worker]]:
+        """What has been said so far, without asking anybody else."""
+        workers = [await self.speak()] if self._is_worker else []
+        workers += self.record.others()
+        generation, _ = self.record.read()
+        return generation, fold(workers, generation, since), workers
+
+    # Ears
+
+    def attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: Listener,
+        follow: Callable[[], None],
+        blockers: Callable[[], list[Blocker]],
+    ) -> None:
+        """Listen for hints in that loop; `follow` applies a new record here."""
+
+        def hear() -> None:
+            asked = listener.hints()
+            follow()
+            self.stirred.beat()
+            reply = loop.create_task(
+                self._reply(listener, asked, blockers), name="drainmw reply"
+            )
+            self._replies.add(reply)
+            reply.add_done_callback(self._replies.discard)
+
+        loop.add_reader(listener.fileno(), hear)
+
+    async def _reply(
+        self,
+        listener: Listener,
+        asked: dict[str, str],
+        blockers: Callable[[], list[Blocker]],
+    ) -> None:
+        await self.speak()
+        if "tell" in asked.values():
+            self.record.tell(blockers())
+        for address in asked:
+            listener.answer(address)
+
+    # Voice
+
+    async def _own(self) -> Worker:
+        generation, _ = self.record.read()
+        answers = await self._holds.ask()
+        counts, valid, error = self._counted(answers)
+        return Worker(
+            pid=os.getpid(),
+            born=self._born,
+            published=self._clock(),
+            generation=generation,
+            settled=self.settled and self._ledger.is_idle,
+            counts=counts,
+            valid=valid,
+            error=error,
+            admitted=self._ledger.admitted_total,
+            refused=self._ledger.refused_total,
+            last_admitted=self._ledger.last_admitted or 0.0,
+            last_refused=self._ledger.last_refused or 0.0,
+        )
+
+    def _counted(
+        self, answers: list[Seen]
+    ) -> tuple[tuple[int | None, ...], bool, str | None]:
+        """The four counters, whether they are valid, and what hides one."""
+        valid, error = True, None
+        jobs: int | None = None
+        schedules: int | None = None
+        try:
+            jobs, schedules = total(answers)
+        except CountersInvalid:
+            valid = False
+        except Exception as exc:
+            error = failure_text(exc)
+        found: list[int | None] = []
+        for kind, number in self._ledger.counts().items():
+            try:
+                found.append(whole(number, kind))
+            except CountersInvalid:
+                found.append(None)
+                valid = False
+        return (*found, jobs, schedules), valid, error
