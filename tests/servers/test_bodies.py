@@ -135,12 +135,18 @@ def test_a_begin_that_trickles_is_bounded_and_begins_nothing(server: Server) -> 
     assert server.report()["phase"] == "serving"
 
 
-def test_a_begin_of_ten_megabytes_reads_a_413(server: Server) -> None:
+def test_a_begin_of_ten_megabytes_reads_a_413_also_where_its_connection_ends(
+    server: Server,
+) -> None:
     content = begin_request(new_nonce()) | {"padding": "x" * 10 * MEGABYTE}
-    answer = server.control("POST", BEGIN, content)
-    assert answer.status == 413
-    assert answer.json()["code"] == "RUNTIME_CONTROL_BODY_TOO_LARGE"
-    assert server.report()["phase"] == "serving"
+    for phase in ("serving", "drained"):
+        answer = server.control("POST", BEGIN, content)
+        assert answer.status == 413
+        assert answer.json()["code"] == "RUNTIME_CONTROL_BODY_TOO_LARGE"
+        assert answer.closes is (phase == "drained")
+        assert server.report()["phase"] == phase
+        if phase == "serving":
+            server.outcome(server.begin())
 
 
 @pytest.mark.parametrize(
