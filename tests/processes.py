@@ -237,15 +237,33 @@ def control_socket(folder: Path) -> Path:
     return directory / "c.sock"
 
 
-def refused_start(*arguments: str, cwd: Path = ROOT, **environment: str) -> str:
-    """What `drainmw serve` says when it refuses to start, with exit code 2."""
-    start = ("-m", "drainmw", "serve", *arguments)
-    with running(*start, cwd=cwd, environment=environment) as process:
-        assert process.exit_code() == 2, process.err.text
-        assert process.out.text == ""
-        assert not process.events("serving")
-        assert "Traceback" not in process.err.lines[-1]
-        return process.err.lines[-1]
+_FORKED = """
+import json, os, sys
+import drainmw.serve
+from drainmw.cli import main
+for arguments, environment in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        os.environ.update(environment)
+        main(["serve", *arguments])
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    print("--", file=sys.stderr, flush=True)
+"""
+
+Start = tuple[list[str], dict[str, str]]
+"""The arguments and the variables of one `drainmw serve`."""
+
+
+def refused_starts(*starts: Start, cwd: Path = ROOT) -> list[str]:
+    """What each start says as its last line, which must end with exit code 2.
+
+    Each is a process of its own, forked from one that has done the imports.
+    """
+    with running("-c", _FORKED, json.dumps(starts), cwd=cwd) as process:
+        assert process.exit_code() == 0, process.err.text
+        assert process.out.lines == ["2"] * len(starts), process.err.text
+        assert "serving" not in process.err.text
+        said = process.err.text.split("--\n")[:-1]
+        return [text.splitlines()[-1] for text in said]
 
 
 class Held:

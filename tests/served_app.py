@@ -21,7 +21,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await _until_the_body_has_come(receive, send)
     else:
         body = b"x" * LARGE if scope["path"] == "/large" else b"hello"
-        await _start(send)
+        length = (b"content-length", str(len(body)).encode())
+        await _start(send, length)
         await send({"type": "http.response.body", "body": body})
 
 
@@ -33,8 +34,8 @@ async def _until_the_body_has_come(receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"finished"})
 
 
-async def _start(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+async def _start(send: Send, *headers: tuple[bytes, bytes]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
