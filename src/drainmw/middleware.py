@@ -55,7 +55,7 @@ def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
     ledger = drain.ledger
     gate = ledger.gate
     exempt = other.exempt
-    take_spare, put_spare = ledger.spare.pop, ledger.spare.append
+    spare = ledger.spare
     clock = drain.clock
 
     def rebind(other_gate: GateByte) -> None:
@@ -64,17 +64,23 @@ def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
 
     drain.use_gate(rebind)
 
+    # Bytecodes are what it costs; docs/performance.md has the price of each step.
     async def drain_middleware(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            special = (
+            if (
                 gate[0]
                 or scope["type"] != "http"
                 or scope["path"] in exempt
-                or scope["root_path"]
-            )
+                or (scope["root_path"] and route_path(scope) in exempt)
+            ):
+                ticket = None
+            else:
+                ticket = spare.pop()
+        except IndexError:  # every ticket is in use
+            ticket = ledger.fresh()
         except KeyError:  # the root path is optional, and lifespan has no path
-            special = True
-        if special:
+            ticket = None
+        if ticket is None:
             if gate[0] == Gate.UNJOINED:
                 drain.join()
             if scope["type"] != "websocket":
@@ -86,26 +92,21 @@ def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
                 return await app(scope, receive, send)
             finally:
                 ledger.release(ticket)
-        try:
-            ticket = take_spare()
-        except IndexError:
-            ticket = ledger.fresh()
         if gate[0]:
             ledger.put_back(ticket)
             return await other(scope, receive, send)
         ticket.scope = scope
         ticket.send = send
         ticket.started = clock()
-        ticket.uses += 1
-        sender = ticket.sender
+        ticket.uses += 1.0
         try:
-            await app(scope, receive, sender)
+            await app(scope, receive, ticket.sender)
         finally:
-            if getrefcount(sender) > _UNSHARED:
+            if getrefcount(ticket.sender) > _UNSHARED:
                 ledger.put_back(ticket, recycle=False)
             else:
                 ticket.scope = ticket.send = None
-                put_spare(ticket)
+                spare.append(ticket)
                 if gate[0]:
                     ledger.wake()
 
@@ -117,8 +118,7 @@ def _references_of_an_unshared_sender() -> int:
     """How many references `getrefcount` finds where nobody else holds one."""
     ticket = Ticket()
     ticket.sender = ticket.__init__  # type: ignore[misc]  # any bound method
-    sender = ticket.sender
-    return getrefcount(sender)
+    return getrefcount(ticket.sender)
 
 
 _UNSHARED = _references_of_an_unshared_sender()

@@ -150,9 +150,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as exc:
-        raise SettingsError(
-            f"cannot listen on {host} port {port}: {exc.strerror or exc}"
-        ) from None
+        # Python adds the address to the reason of a bind; not to one of a look-up.
+        number = exc.errno or 0
+        why = os.strerror(number) if number > 0 else exc.strerror or exc
+        raise SettingsError(f"cannot listen on {host} port {port}: {why}") from None
 
 
 class _Server(uvicorn.Server):

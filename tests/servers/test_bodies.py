@@ -92,8 +92,12 @@ def test_a_refused_client_that_expects_100_continue_uploads_nothing(
         connection.send_head(
             "POST", "/upload", content_length="1000", expect="100-continue"
         )
-        if server.kind.says_continue:
-            assert connection.head().startswith(b"HTTP/1.1 100 ")
+        head = connection.head().lower()
+        if not server.kind.says_continue:
+            assert head.startswith(b"http/1.1 503 ")
+            assert b"\r\ndrainmw-refused: " in head
+            return
+        assert head.startswith(b"http/1.1 100 ")
         if server.kind.reads_bodies_first:
             connection.send(bytes(1000))
         assert connection.answer("POST").is_refusal
@@ -131,12 +135,18 @@ def test_a_begin_that_trickles_is_bounded_and_begins_nothing(server: Server) -> 
     assert server.report()["phase"] == "serving"
 
 
-def test_a_begin_of_ten_megabytes_reads_a_413(server: Server) -> None:
+def test_a_begin_of_ten_megabytes_reads_a_413_also_where_its_connection_ends(
+    server: Server,
+) -> None:
     content = begin_request(new_nonce()) | {"padding": "x" * 10 * MEGABYTE}
-    answer = server.control("POST", BEGIN, content)
-    assert answer.status == 413
-    assert answer.json()["code"] == "RUNTIME_CONTROL_BODY_TOO_LARGE"
-    assert server.report()["phase"] == "serving"
+    for phase in ("serving", "drained"):
+        answer = server.control("POST", BEGIN, content)
+        assert answer.status == 413
+        assert answer.json()["code"] == "RUNTIME_CONTROL_BODY_TOO_LARGE"
+        assert answer.closes is (phase == "drained")
+        assert server.report()["phase"] == phase
+        if phase == "serving":
+            server.outcome(server.begin())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""FastAPI, with the middleware installed in each of its three ways."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import BackgroundTasks, FastAPI, Request, Response, WebSocket
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from starlette.middleware import Middleware
+
+from drainmw import Drain, DrainMiddleware
+
+did: Counter[str] = Counter()
+
+
+def make(**options: Any) -> FastAPI:
+    app = FastAPI(**options)
+
+    @app.middleware("http")
+    async def stamp(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        response = await call_next(request)
+        response.headers["stamp"] = "inside"
+        return response
+
+    @app.get("/hello", response_class=PlainTextResponse)
+    async def hello() -> str:
+        return "hello"
+
+    @app.get("/slow", response_class=PlainTextResponse)
+    def slow(seconds: float) -> str:
+        time.sleep(seconds)  # a plain function: FastAPI runs it in a thread
+        return "slow"
+
+    @app.get("/stream")
+    async def stream(seconds: float) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[str]:
+            for number in range(5):
+                yield f"{number} "
+                await asyncio.sleep(seconds / 5)
+
+        return StreamingResponse(chunks(), media_type="text/plain")
+
+    @app.post("/upload", response_class=PlainTextResponse)
+    async def upload(request: Request) -> str:
+        did["uploads"] += len(await request.body())
+        return "taken"
+
+    @app.get("/uploads", response_class=PlainTextResponse)
+    async def uploads() -> str:
+        return str(did["uploads"])
+
+    @app.get("/background", response_class=PlainTextResponse)
+    async def background(seconds: float, tasks: BackgroundTasks) -> str:
+        tasks.add_task(asyncio.sleep, seconds)
+        return "later"
+
+    @app.websocket("/echo")
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        async for text in websocket.iter_text():
+            await websocket.send_text(text)
+
+    return app
+
+
+added = make()
+added.add_middleware(DrainMiddleware, drain=Drain())
+
+listed = make(middleware=[Middleware(DrainMiddleware, drain=Drain())])
+
+
+@listed.get("/readyz")
+async def readyz() -> dict[str, bool]:
+    return {"mine": True}
+
+
+wrapped = DrainMiddleware(make())

@@ -1,0 +1,166 @@
+"""The same promises in each framework, however the middleware was installed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.frameworks.matrix import UVICORN, Installed, only
+from tests.servers.server import IDLE, OWN, Server, running
+
+ORIGIN = "https://shop.example"
+PREFLIGHT = {"origin": ORIGIN, "access_control_request_method": "POST"}
+
+
+def test_a_request_is_counted_finishes_and_only_then_it_is_drained(
+    server: Server,
+) -> None:
+    slow = server.start("/slow?seconds=0.4")
+    assert server.in_flight() == {**IDLE, "http": 1}
+    assert server.report()["blockers"][0]["path"] == "/slow"
+    nonce = server.begin()
+    status = server.status(nonce)
+    assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
+    outcome = server.outcome(nonce)
+    answer = slow.result()
+    assert (answer.status, answer.body, answer.closes) == (200, b"slow", True)
+    assert (outcome["status"], outcome["inFlight"]) == ("drained", IDLE)
+
+
+def test_new_work_is_refused_and_the_app_never_sees_it(server: Server) -> None:
+    assert server.ask("POST", "/upload", bytes(1000)).body == b"taken"
+    before = server.get("/uploads").body
+    nonce = server.begin()
+    refused = server.ask("POST", "/upload", bytes(2**20))
+    assert refused.is_refusal
+    assert refused.headers["retry-after"] == "1"
+    assert server.get("/hello").is_refusal
+    assert server.get("/nowhere").is_refusal
+    server.resume(nonce)
+    assert server.get("/uploads").body == before
+    assert server.get("/hello").body == b"hello"
+    assert server.get("/nowhere").status == 404
+
+
+def test_a_stream_is_counted_until_its_last_byte(server: Server) -> None:
+    stream = server.start("/stream?seconds=0.5")
+    nonce = server.begin()
+    time.sleep(0.3)
+    status = server.status(nonce)
+    assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
+    seen = server.until(lambda: server.status(nonce)["status"] == "drained")
+    assert stream.result().body == b"0 1 2 3 4 "
+    assert seen - stream.result().at < 0.1
+
+
+def test_probes_are_completed_and_an_own_one_is_kept(
+    server: Server, installed: Installed
+) -> None:
+    ready = server.get("/readyz")
+    ours = {"ready": True, "phase": "serving"}
+    expected = {"mine": True} if installed.has_own_readiness else ours
+    assert (ready.status, ready.json()) == (200, expected)
+    assert server.get("/livez").json() == {"alive": True, "phase": "serving"}
+    server.begin()
+    assert server.get("/readyz").status == 503
+    assert server.get("/readyz").json()["code"] == "RUNTIME_NOT_READY"
+    assert server.get("/livez").status == 200
+    assert server.control("GET", f"{OWN}/metrics").status == 200
+
+
+def test_a_websocket_is_counted_and_a_new_one_refused(
+    server: Server, installed: Installed
+) -> None:
+    if not installed.has_websockets:
+        nonce = server.begin()
+        _is_refused(server)
+        assert server.status(nonce)["inFlight"] == IDLE
+        return
+    with server.websocket("/echo") as websocket:
+        websocket.send("hello")
+        assert websocket.recv() == "hello"
+        nonce = server.begin()
+        assert server.status(nonce)["inFlight"] == {**IDLE, "websocket": 1}
+        _is_refused(server)
+        websocket.send("still there")
+        assert websocket.recv() == "still there"
+    assert server.outcome(nonce)["status"] == "drained"
+
+
+def _is_refused(server: Server) -> None:
+    with pytest.raises(InvalidStatus) as refused, server.websocket("/echo"):
+        pass
+    assert refused.value.response.status_code == 503
+    assert "drainmw-refused" in refused.value.response.headers
+
+
+def test_a_background_task_is_counted_where_it_is_part_of_the_request(
+    server: Server, installed: Installed
+) -> None:
+    if installed.framework == "django":
+        assert server.get("/background").status == 404  # it has none
+        return
+    assert server.get("/background?seconds=0.4").body == b"later"
+    if installed.background is None:
+        # Quart runs it beside the request; `drain.spawn` is counted there.
+        assert server.in_flight() == IDLE
+        assert server.get("/spawn?seconds=0.4").body == b"later"
+    kind = installed.background or "jobs"
+    assert server.in_flight() == {**IDLE, kind: 1}
+    nonce = server.begin()
+    assert server.status(nonce)["status"] == "draining"
+    assert server.outcome(nonce)["status"] == "drained"
+
+
+@only("starlette-added")
+def test_outside_of_cors_a_refusal_brings_the_headers_it_was_given(
+    server: Server,
+) -> None:
+    assert server.ask("OPTIONS", "/upload", **PREFLIGHT).status == 200
+    server.begin()
+    refused = server.get("/hello", origin=ORIGIN)
+    assert refused.is_refusal
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    preflight = server.ask("OPTIONS", "/upload", **PREFLIGHT)
+    assert preflight.status == 204
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+    assert preflight.headers["access-control-allow-methods"] == "*"
+
+
+@only("starlette-listed")
+def test_inside_of_cors_a_refusal_gets_its_headers(server: Server) -> None:
+    server.begin()
+    refused = server.get("/hello", origin=ORIGIN)
+    assert refused.is_refusal
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+    preflight = server.ask("OPTIONS", "/upload", **PREFLIGHT)
+    assert preflight.status == 200  # by the layer outside, the app is not asked
+    assert preflight.headers["access-control-allow-origin"] == ORIGIN
+
+
+@only("starlette-wrapped")
+def test_without_headers_for_cors_a_preflight_is_refused_like_any_request(
+    server: Server,
+) -> None:
+    server.begin()
+    assert server.ask("OPTIONS", "/upload", **PREFLIGHT).is_refusal
+
+
+@pytest.fixture(scope="module")
+def inside_litestar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("litestar", reason="litestar is not installed")
+    folder = tmp_path_factory.mktemp("litestar-inside")
+    app = "tests.frameworks.litestar_app:inside"
+    with running(UVICORN, folder, app=app) as server:
+        yield server
+
+
+def test_in_the_list_of_litestar_it_lies_inside_the_router_and_control_is_not_there(
+    inside_litestar: Server,
+) -> None:
+    assert inside_litestar.get("/hello").body == b"hello"
+    assert inside_litestar.get("/livez").status == 404
+    assert inside_litestar.control("GET", f"{OWN}/report").status == 404
