@@ -274,7 +274,7 @@ def token() -> None:
     type=click.Path(path_type=Path),
     help="Open a control socket there; its directory must be of mode 0700.",
 )
-@click.option("--workers", type=click.IntRange(1, 1), default=1, show_default=True)
+@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True)
 @click.option(
     "--lame-duck",
     type=float,
@@ -294,13 +294,15 @@ def token() -> None:
 @click.pass_context
 def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
     """Serve an app; drain it at SIGTERM, then stop."""
+    from drainmw import crew
+    from drainmw import serve as single
     from drainmw.errors import Misuse
-    from drainmw.serve import Options, run
 
+    run = single.run if workers == 1 else crew.run
     if options["uds"] is not None and _given(ctx, "host", "port"):
         raise click.UsageError("--uds takes the place of --host and --port")
     try:
-        code = run(Options(**options))
+        code = run(single.Options(**options, workers=workers))
     except Misuse as exc:
         raise Usage(str(exc)) from None
     ctx.exit(code)

@@ -108,6 +108,18 @@ def supervisor(environ: Mapping[str, str] | None = None) -> Supervisor | None:
     return Supervisor(pid, started)
 
 
+def itself() -> Supervisor:
+    """This process, as the supervisor of the workers that it starts.
+
+    Raises:
+        GroupError: Its start cannot be told.
+    """
+    started = _start_time(os.getpid())
+    if started is None:
+        raise GroupError("the start of this process cannot be told")
+    return Supervisor(os.getpid(), started)
+
+
 def may_be_one_of_several() -> bool:
     """Whether this process, or one forked from it, may have siblings."""
     return multiprocessing.parent_process() is not None or os.environ.get(
@@ -332,6 +344,9 @@ class Group:
         """Hint to all others; a full queue has hints enough."""
         for slot in self._live():
             self._hint(f"w{slot}.sock", hint.encode())
+        for observer in self.path.glob("o*.sock"):
+            if observer.name != self.address:
+                self._hint(observer.name, b"look")
 
     def answer(self, address: str) -> None:
         """Hint to the one who asked that there is news."""

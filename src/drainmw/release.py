@@ -132,6 +132,11 @@ class Drain:
         return self._record.read()[1].epoch
 
     @property
+    def revision(self) -> str | None:
+        """Of this release; `None` where nobody has said it."""
+        return self._record.read()[1].revision
+
+    @property
     def remaining(self) -> float | None:
         """Seconds to the deadline, also negative; `None` outside a drain."""
         run = self._record.read()[1].run

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
 import signal
@@ -25,25 +24,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.importer import ImportFromStringError, import_from_string
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drainmw import socketfile
-from drainmw.contract import UNKNOWN_REVISION, BeginRequest
 from drainmw.control import Control
 from drainmw.core.drain import Phase
-from drainmw.errors import AlreadyStarted, Misuse, PhaseConflict, SettingsError
-from drainmw.log import NAME, logger
+from drainmw.errors import Misuse, SettingsError
+from drainmw.log import logger
 from drainmw.middleware import DrainMiddleware, installed_drain
 from drainmw.release import Drain
-from drainmw.settings import PREFIX
+from drainmw.servelog import configure_logging
+from drainmw.settings import PREFIX, Settings
+from drainmw.stop import drained, end_within, handled_signals
 from drainmw.text import failure_text
-from drainmw.tokens import generate
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FLUSH_PAUSE = 0.01  # seconds between two looks at the write buffers
@@ -72,6 +69,7 @@ class Options:
     lame_duck: float | None = None
     timeout: float | None = None
     graceful_timeout: float | None = None
+    workers: int = 1
 
 
 def run(options: Options) -> int:
@@ -82,18 +80,29 @@ def run(options: Options) -> int:
     """
     configure_logging()
     app, drain = load(options)
-    with contextlib.ExitStack() as opened:
+    with opened(options) as (listener, control):
+        return _Release(options, app, drain, listener, control).run()
+
+
+@contextlib.contextmanager
+def opened(options: Options) -> Iterator[tuple[socket.socket, socket.socket | None]]:
+    """The public listener and, if there is one, the control socket.
+
+    Raises:
+        SettingsError: One of them cannot be had.
+    """
+    with contextlib.ExitStack() as stack:
         control = None
         if options.control:
             control = socketfile.bind(options.control)
-            opened.callback(socketfile.remove, options.control, control)
+            stack.callback(socketfile.remove, options.control, control)
         if options.uds:
             listener = socketfile.bind_public(options.uds, BACKLOG)
-            opened.callback(socketfile.remove, options.uds, listener)
+            stack.callback(socketfile.remove, options.uds, listener)
         else:
             listener = listen(options.host, options.port)
-            opened.callback(listener.close)
-        return _Release(options, app, drain, listener, control).run()
+            stack.callback(listener.close)
+        yield listener, control
 
 
 def load(options: Options) -> tuple[ASGIApp, Drain]:
@@ -102,7 +111,7 @@ def load(options: Options) -> tuple[ASGIApp, Drain]:
     Raises:
         SettingsError: No such app, or a setting that cannot be used.
     """
-    _export(options)
+    export(options)
     sys.path.insert(0, os.getcwd())
     try:
         app = import_from_string(options.app)
@@ -125,7 +134,7 @@ def load(options: Options) -> tuple[ASGIApp, Drain]:
     return DrainMiddleware(app, drain), drain
 
 
-def _export(options: Options) -> None:
+def export(options: Options) -> None:
     """Flags win over variables, also for a `Drain` that the app makes itself."""
     given = {name: getattr(options, name) for name in FLAGS}
     given = {name: value for name, value in given.items() if value is not None}
@@ -156,12 +165,22 @@ def listen(host: str, port: int) -> socket.socket:
         raise SettingsError(f"cannot listen on {host} port {port}: {why}") from None
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to `_Release`."""
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to whoever runs it."""
+
+    started_hook: Callable[[], None] | None = None
+    """Called once it listens."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        if self.started and self.started_hook is not None:
+            self.started_hook()
 
 
 class _PeerChecked(H11Protocol):
@@ -172,6 +191,40 @@ class _PeerChecked(H11Protocol):
         if not socketfile.peer_is_owner(transport.get_extra_info("socket")):
             logger().warning("control peer refused", reason="another user")
             transport.abort()
+
+
+def main_server(app: ASGIApp, settings: Settings) -> Server:
+    """The server of the app."""
+    return Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,  # it would write query strings
+            timeout_graceful_shutdown=math.ceil(settings.graceful_timeout),
+        )
+    )
+
+
+def control_server(drain: Drain) -> Server:
+    """The server of a control socket, which asks for no token."""
+    return Server(
+        uvicorn.Config(
+            Control(drain, trusted=True),
+            http=_PeerChecked,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def unsent(server: Server) -> bool:
+    """Whether a connection has bytes that have not left this process."""
+    connections = list(server.server_state.connections)
+    transports = [getattr(c, "transport", None) for c in connections]
+    return any(t.get_write_buffer_size() for t in transports if t is not None)
 
 
 class _Release:
@@ -185,30 +238,13 @@ class _Release:
         listener: socket.socket,
         control: socket.socket | None,
     ) -> None:
-        settings = drain.settings
         self._drain = drain
         self._options = options
         self._listener = listener
         self._control_listener = control
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,  # it would write query strings
-            timeout_graceful_shutdown=math.ceil(settings.graceful_timeout),
-        )
-        self._factory = config.get_loop_factory()
-        self._server = _Server(config)
-        self._control = _Server(
-            uvicorn.Config(
-                Control(drain, trusted=True),
-                http=_PeerChecked,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self._server = main_server(app, drain.settings)
+        self._factory = self._server.config.get_loop_factory()
+        self._control = control_server(drain)
         self._stopping: asyncio.Task[None] | None = None
         self._signals = 0
 
@@ -221,7 +257,7 @@ class _Release:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        with _handled_signals(self._take_signal):
+        with handled_signals(self._take_signal):
             control = self._loop.create_task(self._serve_control())
             try:
                 if not self._server.config.loaded:
@@ -241,7 +277,7 @@ class _Release:
     def _announce(self) -> None:
         logger().info(
             "serving",
-            address=str(self._options.uds or _url(self._listener)),
+            address=str(self._options.uds or url(self._listener)),
             control=str(self._options.control or "closed"),
             revision=self._drain.settings.revision or "unknown",
             pid=os.getpid(),
@@ -253,7 +289,7 @@ class _Release:
         """In the main thread, and also while the event loop is blocked."""
         self._signals += 1
         if self._signals > 1:
-            _end_within(FORCED_PAUSE)
+            end_within(FORCED_PAUSE)
         self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(number).name)
 
     def _on_signal(self, name: str) -> None:
@@ -266,125 +302,25 @@ class _Release:
             self._server.force_exit = self._server.should_exit = True
 
     async def _stop(self) -> None:
-        drain = self._drain
-        # 1. Readiness says no; whoever balances load looks elsewhere.
-        with contextlib.suppress(PhaseConflict):  # a drain has begun already
-            drain.cordon()
-            await self._lame_duck()
-        # 2. No new work; what runs may end.
-        with contextlib.suppress(AlreadyStarted):
-            await drain.begin(self._request())
-        if not await self._ended():
-            logger().warning("stop given up", reason="the drain was resumed")
+        # 1 and 2. Cordon, drain.
+        if not await drained(self._drain):
             self._stopping = None
             self._signals = 0
             return
         # 3. The last answers leave our buffers.
         await self._flush()
         # 4. The server closes what is idle, and goes.
-        if drain.phase is Phase.FAILED:
-            _end_within(drain.settings.graceful_timeout + FAILED_PAUSE)
+        if self._drain.phase is Phase.FAILED:
+            end_within(self._drain.settings.graceful_timeout + FAILED_PAUSE)
         self._server.should_exit = True
-
-    async def _lame_duck(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain.settings.lame_duck):
-                await self._drain.begun
-
-    def _request(self) -> BeginRequest:
-        settings = self._drain.settings
-        return BeginRequest(
-            protocol="forgezero-drain/v1",
-            nonce=generate(),
-            sourceRevision=settings.revision or UNKNOWN_REVISION,
-            targetRevision=UNKNOWN_REVISION,
-            timeoutMs=round(settings.timeout * 1000),
-        )
-
-    async def _ended(self) -> bool:
-        """Wait for the verdict; false if the drain was resumed instead."""
-        drain = self._drain
-        while drain.begun:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESUMED_PAUSE):
-                    await drain.ended
-            if drain.ended:
-                return True
-        return False
 
     async def _flush(self) -> None:
         """Wait, within the deadline, until no connection has bytes to write."""
         # No event tells when a write buffer has become empty.
-        while (self._drain.remaining or 0) > 0 and self._unsent():  # noqa: ASYNC110
+        while (self._drain.remaining or 0) > 0 and unsent(self._server):  # noqa: ASYNC110
             await asyncio.sleep(FLUSH_PAUSE)
 
-    def _unsent(self) -> bool:
-        connections = list(self._server.server_state.connections)
-        transports = [getattr(c, "transport", None) for c in connections]
-        return any(t.get_write_buffer_size() for t in transports if t is not None)
 
-
-@contextlib.contextmanager
-def _handled_signals(
-    handle: Callable[[int, FrameType | None], None],
-) -> Iterator[None]:
-    """Take the signals of a stop; give them back at the end."""
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_within(seconds: float) -> None:
-    """End this process then, whatever hangs: a thread, a lifespan, the loop."""
-    signal.signal(signal.SIGALRM, _end_now)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _end_now(_number: int, _frame: FrameType | None) -> None:
-    os._exit(1)
-
-
-def _url(listener: socket.socket) -> str:
+def url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def configure_logging() -> None:
-    """Log to standard error: readable on a terminal, JSON elsewhere."""
-    terminal = sys.stderr.isatty()
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer()
-        if terminal
-        else structlog.processors.JSONRenderer()
-    )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.processors.TimeStamper(fmt="iso"),
-            _take_facts,
-        ],
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            *([] if terminal else [structlog.processors.format_exc_info]),
-            renderer,
-        ],
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("uvicorn.error").addFilter(_is_no_access)
-
-
-def _is_no_access(record: logging.LogRecord) -> bool:
-    """uvicorn writes each WebSocket handshake here, with its query string."""
-    return '"WebSocket %s"' not in str(record.msg)
-
-
-def _take_facts(_logger: Any, _method: str, event: Any) -> Any:
-    """Our own records carry their facts beside the text of the message."""
-    facts = getattr(event["_record"], NAME, None)
-    return {**event, **facts} if isinstance(facts, dict) else event

@@ -1,0 +1,89 @@
+"""The stop of a release: cordon, drain, end; and the signals that ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from drainmw.contract import UNKNOWN_REVISION, BeginRequest
+from drainmw.errors import AlreadyStarted, PhaseConflict
+from drainmw.log import logger
+from drainmw.release import Drain
+from drainmw.tokens import generate
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
+
+
+async def drained(drain: Drain) -> bool:
+    """Cordon for the lame-duck time, then drain, or join the drain that runs.
+
+    Returns once it has ended; false if it was resumed instead.
+    """
+    # 1. Readiness says no; whoever balances load looks elsewhere.
+    with contextlib.suppress(PhaseConflict):  # a drain has begun already
+        drain.cordon()
+        await _lame_duck(drain)
+    # 2. No new work; what runs may end.
+    with contextlib.suppress(AlreadyStarted):
+        await drain.begin(_request(drain))
+    if await _ended(drain):
+        return True
+    logger().warning("stop given up", reason="the drain was resumed")
+    return False
+
+
+async def _lame_duck(drain: Drain) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(drain.settings.lame_duck):
+            await drain.begun
+
+
+async def _ended(drain: Drain) -> bool:
+    """Wait for the verdict; false if the drain was resumed instead."""
+    while drain.begun:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESUMED_PAUSE):
+                await drain.ended
+        if drain.ended:
+            return True
+        drain.follow()
+    return False
+
+
+def _request(drain: Drain) -> BeginRequest:
+    settings = drain.settings
+    return BeginRequest(
+        protocol="forgezero-drain/v1",
+        nonce=generate(),
+        sourceRevision=drain.revision or UNKNOWN_REVISION,
+        targetRevision=UNKNOWN_REVISION,
+        timeoutMs=round(settings.timeout * 1000),
+    )
+
+
+@contextlib.contextmanager
+def handled_signals(
+    handle: Callable[[int, FrameType | None], None],
+) -> Iterator[None]:
+    """Take the signals of a stop; give them back at the end."""
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_within(seconds: float) -> None:
+    """End this process then, whatever hangs: a thread, a lifespan, the loop."""
+    signal.signal(signal.SIGALRM, _end_now)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _end_now(_number: int, _frame: FrameType | None) -> None:
+    os._exit(1)
