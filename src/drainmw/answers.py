@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Iterable, MutableMapping
+from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,20 +19,21 @@ SERVICE_RESTART = 1012  # RFC 6455 registry: the service is restarting
 _PER_CONNECTION = frozenset((b"connection", b"keep-alive"))
 
 
-def ticket_factory(
-    gate: GateByte,
-) -> tuple[type[Ticket], Callable[[GateByte], None]]:
+class TicketFactory(Protocol):
+    """Makes tickets, and can be given another gate for them to look at."""
+
+    def __call__(self) -> Ticket: ...
+
+    def rebind(self, gate: GateByte, /) -> None: ...
+
+
+def ticket_factory(gate: GateByte) -> TicketFactory:
     """Tickets whose `sender` closes the connection once the gate is not open.
 
     The decision falls as late as the response starts, so that a request which
     was in flight when the drain began ends its connection too. While the gate
-    is open this is one look at it for each message. The second of the two
-    functions gives the tickets another gate to look at.
+    is open this is one look at it for each message.
     """
-
-    def rebind(other: GateByte) -> None:
-        nonlocal gate
-        gate = other
 
     class AppTicket(Ticket):
         __slots__ = ()
@@ -49,7 +50,12 @@ def ticket_factory(
             send: Send = self.send
             return send(message)
 
-    return AppTicket, rebind
+        @staticmethod
+        def rebind(other: GateByte, /) -> None:
+            nonlocal gate
+            gate = other
+
+    return AppTicket
 
 
 def last_answer(message: Message, scope: Scope) -> Message:

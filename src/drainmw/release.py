@@ -103,13 +103,13 @@ class Drain:
         """Why this process could not join the group it seems to belong to."""
         several = observes is None and may_be_one_of_several()
         gate: GateByte = [Gate.UNJOINED if several else Gate.OPEN]
-        new_ticket, rebind = ticket_factory(gate)
+        new_ticket = ticket_factory(gate)
         self.ledger = ledger or Ledger(gate, new_ticket=new_ticket)
         self.ledger.wake = self._wake
         self.tasks = TaskRegistry(clock=clock, is_fed=lambda: not self.ledger.is_idle)
         self._observes = observes
         self._joined = not several and observes is None
-        self._gate_users: list[Callable[[GateByte], None]] = [rebind]
+        self._gate_users: list[Callable[[GateByte], None]] = [new_ticket.rebind]
         self._lock = threading.RLock()
         self._holds = Holds(self.settings.count_timeout)
         self._holds.add(self.tasks)
