@@ -191,7 +191,7 @@ class ControlClient:
         response = self._send(method, path, **how)
         try:
             answer = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             answer = {}
@@ -276,7 +276,8 @@ def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError:
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
         host, parts = None, urlsplit("")
     if parts.scheme not in ("http", "https") or not host:
         raise SettingsError(
