@@ -244,7 +244,10 @@ from drainmw.cli import main
 for arguments, environment in json.loads(sys.argv[1]):
     if os.fork() == 0:
         os.environ.update(environment)
-        main(["serve", *arguments])
+        try:
+            main(["serve", *arguments])
+        except SystemExit as end:
+            os._exit(end.code)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
     print("--", file=sys.stderr, flush=True)
 """
