@@ -312,6 +312,7 @@ class Drain:
     def _start(self, run: Run) -> None:
         loop = asyncio.get_running_loop()
         self._home = loop
+        self._unknown = None
         self._holds.start(run.epoch, "clock", "pull")
         self._work = [
             loop.create_task(self._carry_out(run), name="drainmw drain"),
