@@ -493,12 +493,14 @@ class Drain:
         return whole(counts["http"], "http"), whole(counts["websocket"], "websocket")
 
     async def _counts(self) -> Counts:
+        seen = await self._holds.ask()
         try:
-            return await self._holds.counts()
+            return total(seen)
         except (CountersInvalid, CountersUnknown):
             raise
         except Exception as exc:
-            raise CountersUnknown(["a source"], failure_text(exc)) from exc
+            who = [answer.entry.source.name for answer in seen if answer.error is exc]
+            raise CountersUnknown(who, failure_text(exc)) from exc
 
     def _counters(self) -> dict[str, int]:
         """What can be counted without waiting for anybody."""
