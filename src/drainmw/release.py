@@ -114,14 +114,14 @@ class Drain:
         return None if run is None else run.deadline - self.clock()
 
     def add_source(self, source: WorkSource) -> None:
-        """Hold and count that source too; at once, where a drain has begun.
+        """Hold and count that source too, also where a drain has begun.
 
         Raises:
             Misuse: It is no source, or its name is taken.
         """
         self._holds.add(source)
         run = self._lifecycle.run
-        if run is not None:
+        if run is not None and not (source.intake == "push" and self._stands(run)):
             self._on_home(self._holds.start, run.epoch, source.intake)
 
     def spawn(
