@@ -38,8 +38,8 @@ from drainmw.errors import CountersInvalid, CountersUnknown
 from drainmw.flag import Flag
 from drainmw.log import logger
 from drainmw.reporting import blockers, in_words, milliseconds
-from drainmw.sources.base import Counts, Explains, WorkSource
-from drainmw.sources.holds import Holds, Seen, together, total, whole
+from drainmw.sources.base import Counts, WorkSource
+from drainmw.sources.holds import Holds, Seen, running_of, together, total, whole
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.text import failure_text, printable
 from drainmw.tokens import Tokens
@@ -561,7 +561,6 @@ def _source(seen: Seen) -> SourceReport:
     entry = seen.entry
     source = entry.source
     error = entry.error or (failure_text(seen.error) if seen.error else None)
-    running = source.running() if isinstance(source, Explains) else ()
     return {
         "name": source.name,
         "intake": source.intake,
@@ -571,5 +570,5 @@ def _source(seen: Seen) -> SourceReport:
         "overdue": getattr(source, "overdue", None),
         "handedBack": getattr(source, "handed_back", None),
         "error": error,
-        "running": [printable(piece.id)[:128] for piece in running],
+        "running": [printable(piece.id)[:128] for piece in running_of(source)],
     }

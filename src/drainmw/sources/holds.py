@@ -185,12 +185,7 @@ class Holds:
 
     def running(self) -> list[Running]:
         """What the sources that can say so still run."""
-        return [
-            piece
-            for entry in self.entries
-            if isinstance(entry.source, Explains)
-            for piece in entry.source.running()
-        ]
+        return [piece for e in self.entries for piece in running_of(e.source)]
 
     def _of(self, intakes: Iterable[Intake]) -> list[Entry]:
         return [e for i in intakes for e in self.entries if e.source.intake == i]
@@ -237,6 +232,14 @@ class Holds:
                 "source failed", source=entry.source.name, error=error, held=entry.held
             )
         entry.error = error
+
+
+def running_of(source: WorkSource) -> list[Running]:
+    """What a source still runs; nothing where it cannot say so, or fails to."""
+    try:
+        return list(source.running()) if isinstance(source, Explains) else []
+    except Exception:
+        return []
 
 
 def total(answers: Iterable[Seen]) -> Counts:
