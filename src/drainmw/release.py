@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from drainmw import settings as _settings
@@ -190,13 +191,14 @@ class Drain:
             run = self._lifecycle.run
             retry = self._lifecycle.resume(nonce)
             epoch = self._lifecycle.epoch
+            work = self._work
             if not retry:
                 self.begun.clear()
                 self.ended.clear()
                 self._set_gate()
         if not retry and run is not None:
             self._log("drain resumed", run)
-            await self._at_home(self._let_go())
+            await self._at_home(self._let_go(work, epoch))
         return epoch
 
     # Answers
@@ -459,9 +461,11 @@ class Drain:
         failure = {} if run.failure is None else {"failure": run.failure}
         self._log("drain ended", run, **failure)
 
-    async def _let_go(self) -> None:
-        _cancel(self._work)
-        await self._holds.release(RELEASE_PATIENCE)
+    async def _let_go(self, work: list[asyncio.Task[None]], epoch: int) -> None:
+        """Undo a drain; its holds are those of the next one, if that has begun."""
+        _cancel(work)
+        if self.epoch == epoch:
+            await self._holds.release(RELEASE_PATIENCE)
 
     # Small things
 
@@ -537,8 +541,14 @@ class Drain:
             home = None
         if home is None or home is asyncio.get_running_loop():
             await work
-        else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+            return
+        done = Flag()  # a loop that is busy lets go as soon as it can
+        asyncio.run_coroutine_threadsafe(work, home).add_done_callback(
+            lambda _: done.set()
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_PATIENCE):
+                await done
 
 
 def _cancel(tasks: list[asyncio.Task[None]]) -> None:

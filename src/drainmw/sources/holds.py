@@ -81,7 +81,7 @@ class Holds:
         """Start the holds of those intakes, in that order, waiting for none."""
         self._epoch = epoch
         for entry in self._of(intakes):
-            if entry.holding is None:
+            if entry.holding is None or (entry.holding.done() and not entry.held):
                 entry.holding = asyncio.create_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
