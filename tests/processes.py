@@ -203,12 +203,12 @@ def served(
     app: str = APP,
     cwd: Path = ROOT,
     terminal: bool = False,
-    **environment: str,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Served]:
     """A process of `drainmw serve` on a free port, once it answers.
 
-    Its control socket lies in the folder. The environment holds the variables
-    given, and no other of drainmw.
+    Its control socket lies in the folder. Of drainmw's variables it has those
+    given, and no other.
     """
     control = control_socket(folder)
     process = Served(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from drainmw import client as client_module
-from drainmw.client import ControlClient, Denied, Unreachable
-from drainmw.errors import CountersUnknown, DrainNotFound, SettingsError
+from drainmw.client import ControlClient, Denied, NoCounters, Unreachable
+from drainmw.errors import DrainNotFound, SettingsError
 from tests.processes import free_port
 from tests.rig import NONCE, SOURCE, TARGET, TOKEN
 
@@ -94,6 +94,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problem(status: int, code: str, **members: Any) -> Answer:
     return status, {"title": "no", "status": status, "code": code, **members}
+
+
+UNKNOWN = problem(503, "RUNTIME_DRAIN_COUNTERS_UNKNOWN", detail="no count from queue")
+INVALID = problem(500, "RUNTIME_DRAIN_COUNTERS_INVALID", detail="queue reports -1")
 
 
 # Asking
@@ -230,10 +234,10 @@ def test_a_drain_that_is_not_there_says_whether_it_was_resumed(
 def test_counters_that_nobody_knows_say_who_did_not_answer(
     target: Target, client: ControlClient
 ) -> None:
-    code = "RUNTIME_DRAIN_COUNTERS_UNKNOWN"
-    target.answers = [problem(503, code, detail="no count from queue")]
-    with pytest.raises(CountersUnknown, match="no count from queue"):
+    target.answers = [UNKNOWN]
+    with pytest.raises(NoCounters) as raised:
         client.status(NONCE)
+    assert str(raised.value) == ("RUNTIME_DRAIN_COUNTERS_UNKNOWN: no count from queue")
 
 
 def test_a_target_that_says_nothing_is_unreachable_in_time() -> None:
@@ -268,12 +272,44 @@ def test_a_watch_ends_with_the_drain(target: Target, client: ControlClient) -> N
     assert list(client.watch(NONCE)) == [DRAINING, DRAINING, DRAINED]
 
 
-def test_a_watch_goes_on_while_counters_are_unknown(
+@pytest.mark.parametrize("state", ["UNKNOWN", "INVALID"])
+def test_a_watch_goes_on_while_there_are_no_counters(
+    target: Target, client: ControlClient, state: str
+) -> None:
+    no = UNKNOWN if state == "UNKNOWN" else INVALID
+    running = (200, {**SERVING, "phase": "draining", "nonce": NONCE})
+    target.answers = [no, running, (200, DRAINING), no, running, no, (500, b"")]
+    target.answers += [(200, DRAINED)]
+    assert list(client.watch(NONCE)) == [DRAINING, DRAINED]
+
+
+@pytest.mark.parametrize("phase", ["drained", "failed"])
+def test_a_watch_ends_with_the_drain_though_there_are_no_counters(
+    target: Target, client: ControlClient, phase: str
+) -> None:
+    failure = "broker refused" if phase == "failed" else None
+    in_flight = {**IN_FLIGHT, "jobs": None, "schedules": None}
+    report: Any = {"phase": phase, "nonce": NONCE, "inFlight": in_flight}
+    report |= {"sourceRevision": SOURCE, "targetRevision": TARGET, "failure": failure}
+    target.answers = [(200, DRAINING), UNKNOWN, (200, report)]
+    *_, last = client.watch(NONCE)
+    expected: Any = {
+        "protocol": "forgezero-drain/v1",
+        "nonce": NONCE,
+        "sourceRevision": SOURCE,
+        "targetRevision": TARGET,
+        "status": phase,
+        "inFlight": in_flight,
+        **({"failure": "broker refused"} if phase == "failed" else {}),
+    }
+    assert last == expected
+
+
+def test_a_drain_of_another_nonce_is_no_end_of_this_one(
     target: Target, client: ControlClient
 ) -> None:
-    unknown = problem(503, "RUNTIME_DRAIN_COUNTERS_UNKNOWN", detail="no count from x")
-    target.answers = [unknown, (200, DRAINING), unknown, unknown, (200, DRAINED)]
-    assert list(client.watch(NONCE)) == [DRAINING, DRAINED]
+    target.answers = [(200, {**SERVING, "phase": "drained", "nonce": "m" * 43})]
+    assert client.ended(NONCE) is None
 
 
 def test_a_watched_drain_that_vanishes_was_resumed(
