@@ -203,12 +203,12 @@ def served(
     app: str = APP,
     cwd: Path = ROOT,
     terminal: bool = False,
-    **environment: str,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Served]:
     """A process of `drainmw serve` on a free port, once it answers.
 
-    Its control socket lies in the folder. The environment holds the variables
-    given, and no other of drainmw.
+    Its control socket lies in the folder. Of drainmw's variables it has those
+    given, and no other.
     """
     control = control_socket(folder)
     process = Served(
@@ -244,7 +244,10 @@ from drainmw.cli import main
 for arguments, environment in json.loads(sys.argv[1]):
     if os.fork() == 0:
         os.environ.update(environment)
-        main(["serve", *arguments])
+        try:
+            main(["serve", *arguments])
+        except SystemExit as end:
+            os._exit(end.code)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
     print("--", file=sys.stderr, flush=True)
 """

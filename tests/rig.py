@@ -113,7 +113,7 @@ class Client:
 class Release:
     """An app, its drain, and a client of both."""
 
-    def __init__(self, app: ASGIApp = hello, **settings: Any) -> None:
+    def __init__(self, app: ASGIApp = hello, /, **settings: Any) -> None:
         self.drain = settings.pop("drain", None) or new_drain(**settings)
         self.app = DrainMiddleware(app, self.drain)
         self.client = Client(self.app)

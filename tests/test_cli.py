@@ -41,7 +41,9 @@ BUSY = "http 1  websocket 0  jobs 0  schedules 0"
 def long_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A release that knows its revision and has a token."""
     folder = tmp_path_factory.mktemp("cli")
-    with served(folder, "--revision", SOURCE, DRAINMW_TOKEN=TOKEN) as release:
+    with served(
+        folder, "--revision", SOURCE, environment={"DRAINMW_TOKEN": TOKEN}
+    ) as release:
         yield release
 
 

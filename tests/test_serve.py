@@ -79,7 +79,9 @@ def test_a_signal_lets_the_request_in_flight_finish(
 
 
 def test_a_lame_duck_serves_and_says_that_it_is_not_ready(tmp_path: Path) -> None:
-    with served(tmp_path, "--lame-duck", "60", DRAINMW_TOKEN=TOKEN) as release:
+    with served(
+        tmp_path, "--lame-duck", "60", environment={"DRAINMW_TOKEN": TOKEN}
+    ) as release:
         assert release.get("/readyz").status_code == 200
         assert "connection" not in release.get().headers
         release.signal()
@@ -98,7 +100,7 @@ def test_a_lame_duck_serves_and_says_that_it_is_not_ready(tmp_path: Path) -> Non
 
 
 def test_a_lame_duck_ends_by_itself(tmp_path: Path) -> None:
-    with served(tmp_path, DRAINMW_LAME_DUCK="0.3") as release:
+    with served(tmp_path, environment={"DRAINMW_LAME_DUCK": "0.3"}) as release:
         began = time.monotonic()
         release.signal()
         release.wait_for_event("drain ended")
@@ -469,7 +471,9 @@ def test_an_app_that_has_wrapped_itself_is_counted_once(
     (tmp_path / "mine.py").write_text(WRAPPED)
     root = str(Path(__file__).parents[1])
     with (
-        served(tmp_path, app=f"mine:{form}", cwd=tmp_path, PYTHONPATH=root) as release,
+        served(
+            tmp_path, app=f"mine:{form}", cwd=tmp_path, environment={"PYTHONPATH": root}
+        ) as release,
         Held(release.port) as held,
     ):
         report = release.report()
@@ -530,7 +534,9 @@ def test_an_address_of_ipv6_is_written_in_brackets(tmp_path: Path) -> None:
 
 def test_the_revision_of_a_flag_wins_over_the_variable(tmp_path: Path) -> None:
     other = "c" * 40
-    with served(tmp_path, "--revision", SOURCE, DRAINMW_REVISION=other) as release:
+    with served(
+        tmp_path, "--revision", SOURCE, environment={"DRAINMW_REVISION": other}
+    ) as release:
         assert release.wait_for_event("serving")["revision"] == SOURCE
         assert release.report()["revision"] == SOURCE
         with pytest.raises(Exception, match="RUNTIME_DRAIN_REVISION_MISMATCH"):

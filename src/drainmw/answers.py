@@ -16,6 +16,7 @@ from drainmw.errors import IntakeRefused
 PROBLEM = "application/problem+json"  # RFC 9457
 CLOSE = (b"connection", b"close")
 SERVICE_RESTART = 1012  # RFC 6455 registry: the service is restarting
+_DIGITS_MAXIMUM = 18  # of a Content-Length; no body is as long as that
 _PER_CONNECTION = frozenset((b"connection", b"keep-alive"))
 
 
@@ -197,7 +198,9 @@ class Refusal:
         if not _has_body(scope) or patience <= 0:
             return True
         declared = header(scope, b"content-length")
-        if declared is not None and int(declared) > self._body_bytes:
+        if declared is not None and (
+            len(declared) > _DIGITS_MAXIMUM or int(declared) > self._body_bytes
+        ):
             return True
         if len(self._reading) >= self._body_readers:
             return True
@@ -231,7 +234,7 @@ def _has_body(scope: Scope) -> bool:
         return False
     declared = header(scope, b"content-length")
     if declared is not None:
-        return declared.isdigit() and int(declared) > 0
+        return declared.isdigit() and declared.strip(b"0") != b""
     return not is_http1(scope) or header(scope, b"transfer-encoding") is not None
 
 

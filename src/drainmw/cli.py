@@ -191,11 +191,18 @@ def wait(nonce: str | None, **where: Any) -> None:
 @_nonce_option
 def status(nonce: str | None, **where: Any) -> None:
     """Where a drain stands; exits with 1 once it has failed."""
+    from drainmw.client import NoCounters
     from drainmw.console import Progress
 
     to = Target(**where)
     with asking(to) as client:
-        answer = client.status(nonce or _standing(client))
+        nonce = nonce or _standing(client)
+        try:
+            answer = client.status(nonce)
+        except NoCounters:
+            if (ended := client.ended(nonce)) is None:
+                raise
+            answer = ended
     if to.as_json:
         _print_json(answer)
     else:
@@ -315,7 +322,7 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
 def asking(to: Target) -> Iterator[ControlClient]:
     """A client of the target; its errors become messages and exit codes."""
     from drainmw.client import ControlClient, Denied, Unreachable, found
-    from drainmw.errors import CountersUnknown, DrainNotFound, SettingsError
+    from drainmw.errors import DrainNotFound, SettingsError
 
     try:
         with ControlClient(**found(to.url, to.control, to.token_file)) as client:
@@ -324,7 +331,7 @@ def asking(to: Target) -> Iterator[ControlClient]:
         raise Usage(str(exc)) from None
     except Unreachable as exc:
         raise OutOfReach(str(exc)) from None
-    except (Denied, DrainNotFound, CountersUnknown) as exc:
+    except (Denied, DrainNotFound) as exc:
         raise Refused(str(exc)) from None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -30,7 +31,13 @@ from drainmw.contract import (
     Report,
     Status,
 )
-from drainmw.errors import CountersUnknown, DrainError, DrainNotFound, SettingsError
+from drainmw.errors import (
+    CountersInvalid,
+    CountersUnknown,
+    DrainError,
+    DrainNotFound,
+    SettingsError,
+)
 from drainmw.text import failure_text, printable, without_credentials
 
 POLL_FIRST = 0.05  # seconds
@@ -64,6 +71,10 @@ class Denied(DrainError):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+class NoCounters(Denied):
+    """Raised when counters are unknown or invalid; a later answer may know them."""
 
 
 class ControlClient:
@@ -133,7 +144,7 @@ class ControlClient:
 
         Raises:
             DrainNotFound: No drain of that nonce; `resumed` tells a retired one.
-            CountersUnknown: Somebody did not answer; ask again.
+            NoCounters: Somebody did not answer; ask again.
         """
         needed = {"status", "inFlight"}
         answer = self._ask("GET", STATUS_PATH, needed, params={"nonce": nonce})
@@ -157,8 +168,32 @@ class ControlClient:
             Moved, self._ask("POST", RESUME_PATH, {"phase"}, json={"nonce": nonce})
         )
 
+    def ended(self, nonce: str) -> Status | None:
+        """How that drain has ended, by the report; `None` while it has not.
+
+        For a drain whose status is not to be had, since somebody does not tell
+        their counters. Those that are unknown are `None`.
+        """
+        report = self.report()
+        if report["nonce"] != nonce or report["phase"] not in ("drained", "failed"):
+            return None
+        answer: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "nonce": nonce,
+            "sourceRevision": report["sourceRevision"],
+            "targetRevision": report["targetRevision"],
+            "status": report["phase"],
+            "inFlight": report["inFlight"],
+        }
+        if report["failure"] is not None:
+            answer["failure"] = report["failure"]
+        return cast(Status, answer)
+
     def watch(self, nonce: str) -> Iterator[Status]:
-        """Each status until the drain has ended, unknown counters left out.
+        """Each status until the drain has ended.
+
+        While counters are unknown or invalid there is none; once the drain has
+        ended all the same, the last one is that of `ended`.
 
         Raises:
             DrainNotFound: `resumed` where the drain was seen, or is known to
@@ -171,8 +206,11 @@ class ControlClient:
         while True:
             try:
                 status = self.status(nonce)
-            except CountersUnknown:
+            except NoCounters:
                 silent_since = None
+                if (ended := self._ended_quietly(nonce)) is not None:
+                    yield ended
+                    return
             except DrainNotFound as exc:
                 raise DrainNotFound(resumed=seen or exc.resumed) from None
             except Unreachable:
@@ -187,11 +225,16 @@ class ControlClient:
             time.sleep(pause)
             pause = min(pause * 1.2, POLL_LAST)
 
+    def _ended_quietly(self, nonce: str) -> Status | None:
+        with suppress(Unreachable, Denied):
+            return self.ended(nonce)
+        return None
+
     def _ask(self, method: str, path: str, needed: set[str], **how: Any) -> Any:
         response = self._send(method, path, **how)
         try:
             answer = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             answer = {}
@@ -261,8 +304,8 @@ def _denied(status: int, answer: dict[str, Any]) -> DrainError:
     code = printable(str(answer.get("code", "")))
     detail = printable(str(answer.get("detail", "")))
     resumed = answer.get("resumed") is True or code == "RUNTIME_DRAIN_RESUMED"
-    if code == CountersUnknown.code:
-        return CountersUnknown([detail])
+    if code in (CountersUnknown.code, CountersInvalid.code):
+        return NoCounters(status, code, detail, resumed=False)
     if code == DrainNotFound.code:
         return DrainNotFound(resumed=resumed)
     if not code:
@@ -276,7 +319,8 @@ def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError:
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
         host, parts = None, urlsplit("")
     if parts.scheme not in ("http", "https") or not host:
         raise SettingsError(

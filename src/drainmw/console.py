@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import TextIO
 
 from drainmw.contract import UNKNOWN_REVISION, Blocker, Report, Status
@@ -63,8 +64,7 @@ class Progress:
             self._out.flush()
 
     def _line(self, status: Status) -> str:
-        counters = "  ".join(f"{k} {v}" for k, v in status["inFlight"].items())
-        parts = [status["status"], counters]
+        parts = [status["status"], _counters(status["inFlight"])]
         if "failure" in status:
             parts.append(status["failure"])
         if status["status"] == "draining":
@@ -75,17 +75,19 @@ class Progress:
         return printable("  ".join(part for part in parts if part))
 
 
+def _counters(in_flight: Mapping[str, object]) -> str:
+    return "  ".join(
+        f"{kind} {'unknown' if n is None else n}" for kind, n in in_flight.items()
+    )
+
+
 def describe(report: Report) -> str:
     """A report on a few lines."""
-    counters = "  ".join(
-        f"{kind} {'unknown' if n is None else n}"
-        for kind, n in report["inFlight"].items()
-    )
     lines = [
         f"phase      {report['phase']}  (epoch {report['epoch']})",
         f"app        {report['app'] or 'unnamed'}",
         f"revision   {revision(report['revision'])}",
-        f"in flight  {counters}",
+        f"in flight  {_counters(report['inFlight'])}",
         f"admitted   {report['admittedTotal']}  refused {report['refusedTotal']}",
     ]
     if report["nonce"] is not None:

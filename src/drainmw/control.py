@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from drainmw import metrics
-from drainmw.answers import PROBLEM, discard
+from drainmw.answers import PROBLEM
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
@@ -50,7 +50,7 @@ from drainmw.log import logger
 from drainmw.release import Drain
 
 BODY_MAXIMUM = 16 * 1024  # bytes
-DISCARD_MAXIMUM = 16 * 2**20  # bytes of a body too large, so that 413 is read
+DISCARD_MAXIMUM = 16 * 2**20  # bytes read of a body too large, so that 413 is seen
 _LOCAL_NAME = re.compile(r"[a-z0-9_-]+|([a-z0-9_-]+\.)+(localhost|local|internal|test)")
 
 Headers = Mapping[str, str]
@@ -269,12 +269,15 @@ class Control:
 
 
 async def _bounded(request: Request) -> bytes:
-    body = b""
+    body, seen = b"", 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY_MAXIMUM:
-            await discard(request.receive, DISCARD_MAXIMUM)
-            raise BodyTooLarge(f"it must be at most {BODY_MAXIMUM} bytes")
+        seen += len(chunk)
+        if seen > DISCARD_MAXIMUM:
+            break
+        if seen <= BODY_MAXIMUM:
+            body += chunk
+    if seen > BODY_MAXIMUM:
+        raise BodyTooLarge(f"it must be at most {BODY_MAXIMUM} bytes")
     return body
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
 from drainmw import settings as _settings
@@ -52,8 +51,8 @@ from drainmw.log import logger
 from drainmw.record import LocalRecord, Record
 from drainmw.reporting import BLOCKERS_MAXIMUM, blockers, in_words, milliseconds
 from drainmw.rollcall import RollCall
-from drainmw.sources.base import Explains, WorkSource
-from drainmw.sources.holds import Holds, Seen
+from drainmw.sources.base import WorkSource
+from drainmw.sources.holds import Holds, Seen, running_of
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.text import failure_text, printable
 from drainmw.tokens import Tokens
@@ -115,7 +114,7 @@ class Drain:
         self._holds.add(self.tasks)
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
-        self._releasing: set[Future[None]] = set()
+        self._released = Flag()
         self._home: asyncio.AbstractEventLoop | None = None
         _drains.add(self)
 
@@ -143,14 +142,14 @@ class Drain:
         return None if run is None else run.deadline - self.clock()
 
     def add_source(self, source: WorkSource) -> None:
-        """Hold and count that source too; at once, where a drain has begun.
+        """Hold and count that source too, also where a drain has begun.
 
         Raises:
             Misuse: It is no source, or its name is taken.
         """
         self._holds.add(source)
         course = self._course
-        if course is not None:
+        if course is not None and not (source.intake == "push" and not self.ended):
             self._at_home(self._holds.start, course.run.epoch, source.intake)
 
     def spawn(
@@ -234,9 +233,9 @@ class Drain:
                 nonce=nonce,
                 **self._counters(),
             )
-            releasing = [asyncio.wrap_future(f) for f in list(self._releasing)]
-            if releasing:
-                await asyncio.wait(releasing, timeout=RELEASE_PATIENCE)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_PATIENCE):
+                    await self._released
         return epoch
 
     # Answers
@@ -453,11 +452,9 @@ class Drain:
         home = self._home
         if home is None or home.is_closed():
             self._holds.abandon()
-            self._home = home = asyncio.get_running_loop()
-        release = self._holds.release(RELEASE_PATIENCE)
-        future = asyncio.run_coroutine_threadsafe(release, home)
-        self._releasing.add(future)
-        future.add_done_callback(self._releasing.discard)
+            self._home = asyncio.get_running_loop()
+        self._released = Flag()  # a loop that is busy lets go as soon as it can
+        self._at_home(self._holds.release, self._released.set)
 
     def _end(self, run: Run) -> None:
         self.ended.set()
@@ -615,7 +612,6 @@ def _source(seen: Seen) -> SourceReport:
     entry = seen.entry
     source = entry.source
     error = entry.error or (failure_text(seen.error) if seen.error else None)
-    running = source.running() if isinstance(source, Explains) else ()
     return {
         "name": source.name,
         "intake": source.intake,
@@ -625,5 +621,5 @@ def _source(seen: Seen) -> SourceReport:
         "overdue": getattr(source, "overdue", None),
         "handedBack": getattr(source, "handed_back", None),
         "error": error,
-        "running": [printable(piece.id)[:128] for piece in running],
+        "running": [printable(piece.id)[:128] for piece in running_of(source)],
     }

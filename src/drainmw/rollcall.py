@@ -15,7 +15,7 @@ from typing import Protocol
 from drainmw.contract import Blocker
 from drainmw.core.ledger import Ledger
 from drainmw.core.roster import Roll, Worker, fold
-from drainmw.errors import CountersInvalid
+from drainmw.errors import CountersInvalid, CountersUnknown
 from drainmw.flag import Pulse
 from drainmw.record import Hint, Record
 from drainmw.sources.holds import Holds, Seen, total, whole
@@ -157,8 +157,11 @@ class RollCall:
             jobs, schedules = total(answers)
         except CountersInvalid:
             valid = False
+        except CountersUnknown as exc:
+            error = str(exc)
         except Exception as exc:
-            error = failure_text(exc)
+            who = [seen.entry.source.name for seen in answers if seen.error is exc]
+            error = str(CountersUnknown(who, failure_text(exc)))
         found: list[int | None] = []
         for kind, number in self._ledger.counts().items():
             try:

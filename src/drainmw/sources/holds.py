@@ -81,7 +81,7 @@ class Holds:
         """Start the holds of those intakes, in that order, waiting for none."""
         self._epoch = epoch
         for entry in self._of(intakes):
-            if entry.holding is None:
+            if entry.holding is None or (entry.holding.done() and not entry.held):
                 entry.holding = asyncio.create_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
@@ -106,11 +106,11 @@ class Holds:
             *(self._insist(entry, entry.source.settled) for entry in self._of(intakes))
         )
 
-    async def release(self, patience: float) -> None:
-        """Undo every hold, side by side.
+    def release(self, done: Callable[[], None]) -> None:
+        """Start to undo every hold, side by side; `done` is called at the end.
 
-        Returns after `patience` seconds at the latest; what has not answered by
-        then goes on in the background and stands in the report meanwhile.
+        What has not answered goes on in the background and stands in the report
+        meanwhile.
         """
         self._epoch = 0
         tasks = []
@@ -120,12 +120,9 @@ class Holds:
                 entry.holding = None
             name = f"drainmw release {entry.source.name}"
             tasks.append(asyncio.create_task(self._release(entry), name=name))
-        if not tasks:
-            return
-        self._background.update(tasks)
-        for task in tasks:
-            task.add_done_callback(self._background.discard)
-        await asyncio.wait(tasks, timeout=patience)
+        watch = asyncio.create_task(_when_done(tasks, done), name="drainmw release")
+        self._background.add(watch)
+        watch.add_done_callback(self._background.discard)
 
     def abandon(self) -> None:
         """Forget holds that were under way in a loop that has been closed."""
@@ -185,12 +182,7 @@ class Holds:
 
     def running(self) -> list[Running]:
         """What the sources that can say so still run."""
-        return [
-            piece
-            for entry in self.entries
-            if isinstance(entry.source, Explains)
-            for piece in entry.source.running()
-        ]
+        return [piece for e in self.entries for piece in running_of(e.source)]
 
     def _of(self, intakes: Iterable[Intake]) -> list[Entry]:
         return [e for i in intakes for e in self.entries if e.source.intake == i]
@@ -237,6 +229,21 @@ class Holds:
                 "source failed", source=entry.source.name, error=error, held=entry.held
             )
         entry.error = error
+
+
+async def _when_done(
+    tasks: list[asyncio.Task[None]], done: Callable[[], None]
+) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+    done()
+
+
+def running_of(source: WorkSource) -> list[Running]:
+    """What a source still runs; nothing where it cannot say so, or fails to."""
+    try:
+        return list(source.running()) if isinstance(source, Explains) else []
+    except Exception:
+        return []
 
 
 def total(answers: Iterable[Seen]) -> Counts:

@@ -1,0 +1,1 @@
+"""What drainmw costs, measured beside what it is compared with."""
