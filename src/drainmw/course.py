@@ -102,6 +102,9 @@ class Course:
                 if not await self._all_settled() or not self._close():
                     continue
                 generation, roll, _ = await self._rolls.call()
+                if roll.fatal and roll.error:
+                    self._fail(roll.error)
+                    return
                 if roll.unknown and roll.valid:
                     await self._wait_for_answer(roll, generation)
                     continue
@@ -138,9 +141,9 @@ class Course:
         told = 0
         while self._stands() and self._rolls.settled and self._ledger.is_idle:
             beats = self._rolls.stirred.count
-            generation, roll, _ = await self._rolls.overheard()
             if not self._record.others():
                 return True
+            generation, roll, _ = await self._rolls.overheard()
             if told != generation:  # the others wait for us as we wait for them
                 self._record.wake()
                 told = generation
@@ -167,8 +170,7 @@ class Course:
         return self._record.transact(close)
 
     async def _wait_for_answer(self, roll: Roll, generation: int) -> None:
-        who = ", ".join(str(worker.pid) for worker in roll.unknown)
-        self.unknown = roll.error or f"no answer from worker {who}"
+        self.unknown = roll.error or f"no answer from {', '.join(roll.who)}"
         self._reopen(generation)
         await asyncio.sleep(SILENCE)
 

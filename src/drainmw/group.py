@@ -61,16 +61,17 @@ WORKERS_MAXIMUM = 256
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
 LOCK_PAUSE = 0.001
 READ_TRIES = 100  # of a slot that is being written
-ERROR_MAXIMUM = 64  # bytes
+WHO_MAXIMUM = 64  # bytes
+ERROR_MAXIMUM = 128
 
 _HEADER = struct.Struct("<B3x4sI")  # gate, magic, version
 _SLOTS_AT = 64
-_SLOT = struct.Struct(f"<IQddB3x4q2q2d{ERROR_MAXIMUM}s")
+_SLOT = struct.Struct(f"<IQddB3x4q2q2d{WHO_MAXIMUM}s{ERROR_MAXIMUM}s")
 _SEQUENCE = struct.Struct("<I")
-_SLOT_SIZE = 192
+_SLOT_SIZE = 320
 _SIZE = _SLOTS_AT + WORKERS_MAXIMUM * _SLOT_SIZE
 _UNKNOWN = -1
-_SETTLED, _VALID = 1, 2
+_SETTLED, _VALID, _FATAL = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +260,9 @@ class Group:
             return
         at = _SLOTS_AT + self._slot * _SLOT_SIZE
         counts = [_UNKNOWN if n is None else n for n in worker.counts]
-        flags = _SETTLED * worker.settled + _VALID * worker.valid
-        error = (worker.error or "").encode()[:ERROR_MAXIMUM]
+        flags = (
+            _SETTLED * worker.settled + _VALID * worker.valid + _FATAL * worker.fatal
+        )
         (sequence,) = _SEQUENCE.unpack_from(self._map, at)
         odd = (sequence + 1) | 1
         _SEQUENCE.pack_into(self._map, at, odd & 0xFFFFFFFF)
@@ -277,7 +279,8 @@ class Group:
             worker.refused,
             worker.last_admitted,
             worker.last_refused,
-            error,
+            worker.who.encode()[:WHO_MAXIMUM],
+            (worker.error or "").encode()[:ERROR_MAXIMUM],
         )
         _SEQUENCE.pack_into(self._map, at, (odd + 1) & 0xFFFFFFFF)
 
@@ -307,7 +310,9 @@ class Group:
                     refused=rest[5],
                     last_admitted=rest[6],
                     last_refused=rest[7],
-                    error=rest[8].rstrip(b"\0").decode(errors="replace") or None,
+                    who=_text(rest[8]),
+                    error=_text(rest[9]) or None,
+                    fatal=bool(flags & _FATAL),
                 )
         return silent(pid)
 
@@ -447,6 +452,10 @@ _HINT_LOST = frozenset(
         errno.EPERM,
     )
 )
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode(errors="replace")
 
 
 def silent(pid: int) -> Worker:

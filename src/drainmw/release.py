@@ -574,7 +574,7 @@ def _as_status(phase: Phase, run: Run) -> Literal["draining", "drained", "failed
 
 def _in_flight(roll: Roll) -> InFlight:
     if not roll.valid:
-        raise CountersInvalid("a worker")
+        raise CountersInvalid(", ".join(roll.who))
     known = roll.known
     if known is None:
         raise CountersUnknown(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from drainmw.contract import Blocker
@@ -130,7 +131,7 @@ class RollCall:
     async def _own(self) -> Worker:
         generation, _ = self.record.read()
         answers = await self._holds.ask()
-        counts, valid, error = self._counted(answers)
+        counts, trouble = self._counted(answers)
         return Worker(
             pid=os.getpid(),
             born=self._born,
@@ -138,35 +139,46 @@ class RollCall:
             generation=generation,
             settled=self.settled and self._ledger.is_idle,
             counts=counts,
-            valid=valid,
-            error=error,
+            valid=trouble.valid,
+            who=trouble.who,
+            error=trouble.error,
+            fatal=trouble.fatal,
             admitted=self._ledger.admitted_total,
             refused=self._ledger.refused_total,
             last_admitted=self._ledger.last_admitted or 0.0,
             last_refused=self._ledger.last_refused or 0.0,
         )
 
-    def _counted(
-        self, answers: list[Seen]
-    ) -> tuple[tuple[int | None, ...], bool, str | None]:
-        """The four counters, whether they are valid, and what hides one."""
-        valid, error = True, None
+    def _counted(self, answers: list[Seen]) -> tuple[tuple[int | None, ...], _Trouble]:
+        """The four counters, and what is wrong with them."""
+        trouble = _Trouble()
         jobs: int | None = None
         schedules: int | None = None
         try:
             jobs, schedules = total(answers)
-        except CountersInvalid:
-            valid = False
+        except CountersInvalid as exc:
+            trouble = _Trouble(valid=False, who=exc.who)
         except CountersUnknown as exc:
-            error = str(exc)
+            trouble = _Trouble(who=", ".join(exc.who), error=exc.why)
         except Exception as exc:
-            who = [seen.entry.source.name for seen in answers if seen.error is exc]
-            error = str(CountersUnknown(who, failure_text(exc)))
+            names = [seen.entry.source.name for seen in answers if seen.error is exc]
+            text = failure_text(exc)
+            trouble = _Trouble(who=", ".join(names), error=text, fatal=True)
         found: list[int | None] = []
         for kind, number in self._ledger.counts().items():
             try:
                 found.append(whole(number, kind))
             except CountersInvalid:
                 found.append(None)
-                valid = False
-        return (*found, jobs, schedules), valid, error
+                trouble = _Trouble(valid=False, who=kind)
+        return (*found, jobs, schedules), trouble
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """What keeps this worker from telling its counters."""
+
+    valid: bool = True
+    who: str = ""
+    error: str | None = None
+    fatal: bool = False

@@ -9,16 +9,16 @@ from typing import Any
 import structlog
 
 from drainmw.log import NAME
+from drainmw.text import without_credentials
 
 
 def configure_logging() -> None:
     """Log to standard error: readable on a terminal, JSON elsewhere."""
     terminal = sys.stderr.isatty()
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer()
-        if terminal
-        else structlog.processors.JSONRenderer()
-    )
+    renderer: Any = structlog.processors.JSONRenderer()
+    if terminal:  # and never the local variables of a traceback
+        plain = structlog.dev.plain_traceback
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=plain)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             structlog.stdlib.add_log_level,
@@ -28,7 +28,8 @@ def configure_logging() -> None:
         ],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            *([] if terminal else [structlog.processors.format_exc_info]),
+            structlog.processors.format_exc_info,
+            _masked,
             renderer,
         ],
     )
@@ -41,6 +42,14 @@ def configure_logging() -> None:
 def _is_no_access(record: logging.LogRecord) -> bool:
     """uvicorn writes each WebSocket handshake here, with its query string."""
     return '"WebSocket %s"' not in str(record.msg)
+
+
+def _masked(_logger: Any, _method: str, event: Any) -> Any:
+    """Whoever logs it: no credentials of a URL in a message or a traceback."""
+    for name in ("event", "exception"):
+        if isinstance(event.get(name), str):
+            event[name] = without_credentials(event[name])
+    return event
 
 
 def _take_facts(_logger: Any, _method: str, event: Any) -> Any:

@@ -33,8 +33,12 @@ class Worker:
     """By kind, in the order of `KINDS`; `None` where it cannot tell."""
     valid: bool = True
     """False where one of its counters is not a whole number of at least 0."""
+    who: str = ""
+    """Which of its sources cannot tell, or tells nonsense."""
     error: str | None = None
     """What keeps it from telling."""
+    fatal: bool = False
+    """That error fails the drain; the source is not merely out of reach."""
     admitted: int = 0
     refused: int = 0
     last_admitted: float = 0.0
@@ -58,7 +62,12 @@ class Roll:
     """Every live worker has spoken, and its work and its sources have ended."""
     valid: bool
     """No counter is invalid."""
+    who: tuple[str, ...]
+    """Who did not tell, or told nonsense."""
     error: str | None
+    """What somebody who cannot tell has said."""
+    fatal: bool
+    """That error fails the drain."""
 
     @property
     def known(self) -> dict[str, int] | None:
@@ -93,5 +102,7 @@ def fold(workers: Iterable[Worker], generation: int, since: float = 0.0) -> Roll
         unknown=(*silent, *vague),
         settled=not silent and all(w.settled for w in spoken),
         valid=all(w.valid for w in spoken),
+        who=tuple(w.who or f"worker {w.pid}" for w in (*silent, *vague)),
         error=next((w.error for w in spoken if w.error), None),
+        fatal=any(w.fatal for w in spoken),
     )

@@ -231,9 +231,7 @@ class Holds:
         entry.error = error
 
 
-async def _when_done(
-    tasks: list[asyncio.Task[None]], done: Callable[[], None]
-) -> None:
+async def _when_done(tasks: list[asyncio.Task[None]], done: Callable[[], None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     done()
 
