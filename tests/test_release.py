@@ -322,7 +322,7 @@ async def test_a_detached_release_is_not_resumed() -> None:
     release = Release()
     await release.client.begin()
     await ended(release.drain)
-    release.drain._lifecycle.detach(NONCE)
+    release.drain._record.transact(lambda lifecycle: lifecycle.detach(NONCE))
     answer = await release.client.resume()
     assert (answer.status_code, answer.json()["code"]) == (
         409,

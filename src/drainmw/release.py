@@ -577,9 +577,7 @@ def _in_flight(roll: Roll) -> InFlight:
         raise CountersInvalid(", ".join(roll.who))
     known = roll.known
     if known is None:
-        raise CountersUnknown(
-            [f"worker {w.pid}" for w in roll.unknown], roll.error or ""
-        )
+        raise CountersUnknown(list(roll.who), roll.error or "")
     return {
         "http": known["http"],
         "websocket": known["websocket"],
