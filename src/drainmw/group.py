@@ -338,9 +338,7 @@ class Group:
                 if not path.exists():
                     return  # slots are taken in order
                 self._peers[slot] = _opened(path)
-            if _try_lock(self._peers[slot]):
-                fcntl.lockf(self._peers[slot], fcntl.LOCK_UN)
-            else:
+            if _is_held(self._peers[slot]):
                 yield slot
 
     # Wake-ups
@@ -478,12 +476,21 @@ def _opened(path: Path) -> int:
     return file
 
 
-def _try_lock(file: int) -> bool:
+def _try_lock(file: int, *, shared: bool = False) -> bool:
+    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, mode | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def _is_held(file: int) -> bool:
+    """Whether the worker of that lock lives; two who look at once see the same."""
+    if not _try_lock(file, shared=True):
+        return True
+    fcntl.lockf(file, fcntl.LOCK_UN)
+    return False
 
 
 def _start_time(pid: int) -> str | None:
@@ -517,7 +524,7 @@ def _inhabited(path: Path) -> bool:
         except GroupError:
             return True
         try:
-            if not _try_lock(file):
+            if _is_held(file):
                 return True
         finally:
             os.close(file)
