@@ -160,17 +160,25 @@ class Group:
         label = f"{boss.pid}-{boss.started}" + (f"-{name}" if name else "")
         self.path = directory / f"group-{label}"
         check_directory(self.path, "group")
+        self._place = _claim(self.path)
         self._thread_lock = threading.Lock()
-        self._lock_file = _opened(self.path / "lock")
         self._slot: int | None = None
         self._peers: dict[int, int] = {}
         self._read: tuple[tuple[int, ...], int, Lifecycle] | None = None
-        self._map = self._mapped()
-        self.gate: GateByte = self._map
-        with self._locked():
-            self._agree(revision, observer=observer)
-            if not observer:
-                self._slot = self._take_slot()
+        self._lock_file = _opened(self.path / "lock")
+        try:
+            self._map = self._mapped()
+            self.gate: GateByte = self._map
+            with self._locked():
+                self._agree(revision, observer=observer)
+                if not observer:
+                    self._slot = self._take_slot()
+        except BaseException:
+            os.close(self._lock_file)
+            del _claimed[self._place]
+            raise
+        # From here on its lock is held: should the rest fail, this worker is
+        # one that never speaks, so that no drain ends as if it were not there.
         self.address = f"o{os.getpid()}.sock" if observer else f"w{self._slot}.sock"
         self.socket = self._bind()
         _sweep(directory, self.path)
@@ -401,6 +409,7 @@ class Group:
         os.close(self._lock_file)
         if self._slot is not None:
             os.close(self._held)
+        _claimed.pop(self._place, None)
 
     def _hint(self, address: str, message: bytes) -> None:
         try:
@@ -450,6 +459,27 @@ _HINT_LOST = frozenset(
         errno.EPERM,
     )
 )
+
+
+_claimed: dict[tuple[int, int], int] = {}
+"""The groups of this process, with its pid: a fork is another process."""
+
+
+def _claim(path: Path) -> tuple[int, int]:
+    """One process is one worker: its locks could not tell two apart."""
+    place = _place(path)
+    if _claimed.get(place) == os.getpid():
+        raise GroupError(
+            "this process is in its group already; a second Drain in it "
+            "needs a name of its own (group=)"
+        )
+    _claimed[place] = os.getpid()
+    return place
+
+
+def _place(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _text(field: bytes) -> str:
@@ -518,6 +548,8 @@ def _sweep(directory: Path, own: Path) -> None:
 
 
 def _inhabited(path: Path) -> bool:
+    if _claimed.get(_place(path)) == os.getpid():
+        return True  # our own lock would look free, and closing it frees it
     for lock in path.glob("w*.lock"):
         try:
             file = _opened(lock)
