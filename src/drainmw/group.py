@@ -173,6 +173,7 @@ class Group:
                 self._agree(revision, observer=observer)
                 if not observer:
                     self._slot = self._take_slot()
+                    self.publish(silent(os.getpid()))
         except BaseException:
             os.close(self._lock_file)
             del _claimed[self._place]
@@ -331,6 +332,7 @@ class Group:
             if _try_lock(file):
                 at = _SLOTS_AT + slot * _SLOT_SIZE
                 self._map[at : at + _SLOT_SIZE] = bytes(_SLOT_SIZE)
+                (self.path / f"w{slot}.json").unlink(missing_ok=True)
                 self._held = file
                 return slot
             os.close(file)
@@ -489,7 +491,8 @@ def _text(field: bytes) -> str:
 def silent(pid: int) -> Worker:
     """A worker that has not spoken."""
     nothing = (None,) * 4
-    return Worker(pid, 0.0, 0.0, 0, settled=False, counts=nothing)
+    now = time.monotonic()
+    return Worker(pid, now, now, 0, settled=False, counts=nothing)
 
 
 def _opened(path: Path) -> int:

@@ -120,9 +120,9 @@ class RollCall:
         asked: dict[str, str],
         blockers: Callable[[], list[Blocker]],
     ) -> None:
-        await self.speak()
         if "tell" in asked.values():
             self.record.tell(blockers())
+        await self.speak()
         for address in asked:
             listener.answer(address)
 
