@@ -129,15 +129,17 @@ class RollCall:
     # Voice
 
     async def _own(self) -> Worker:
+        # What it says is as old as the first look; only that is promised.
+        published = self._clock()
         generation, _ = self.record.read()
         answers = await self._holds.ask()
         counts, trouble = self._counted(answers)
         return Worker(
             pid=os.getpid(),
             born=self._born,
-            published=self._clock(),
+            published=published,
             generation=generation,
-            settled=self.settled and self._ledger.is_idle,
+            settled=self.settled and self._holds.all_held and self._ledger.is_idle,
             counts=counts,
             valid=trouble.valid,
             who=trouble.who,
