@@ -108,6 +108,9 @@ class Course:
                 if roll.unknown and roll.valid:
                     await self._wait_for_answer(roll, generation)
                     continue
+                if roll.is_idle and not roll.settled:
+                    self._reopen(generation)  # somebody has come who may still start
+                    continue
                 late += 1
                 if self._conclude(roll, generation, final=late == VERDICTS):
                     return
