@@ -65,6 +65,8 @@ WHO_MAXIMUM = 64  # bytes
 ERROR_MAXIMUM = 128
 
 _HEADER = struct.Struct("<B3x4sI")  # gate, magic, version
+_GENERATION = struct.Struct("<Q")
+_GENERATION_AT = 16
 _SLOTS_AT = 64
 _SLOT = struct.Struct(f"<IQddB3x4q2q2d{WHO_MAXIMUM}s{ERROR_MAXIMUM}s")
 _SEQUENCE = struct.Struct("<I")
@@ -234,8 +236,15 @@ class Group:
         self.gate[0] = lifecycle.gate
 
     def _identity(self) -> tuple[int, ...]:
+        """Changes with every record.
+
+        The file alone is not enough: inodes are used again, and many a file
+        system's clock ticks every 4 ms. The number alone is not either: who
+        replaced the file may have died before writing it.
+        """
+        (generation,) = _GENERATION.unpack_from(self._map, _GENERATION_AT)
         found = (self.path / "record.json").stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return generation, found.st_ino, found.st_mtime_ns, found.st_size
 
     def _load(self) -> tuple[int, Lifecycle]:
         whole = json.loads((self.path / "record.json").read_bytes())
@@ -246,6 +255,7 @@ class Group:
         draft = self.path / f"record.{os.getpid()}"
         draft.write_text(json.dumps(whole))
         draft.replace(self.path / "record.json")
+        _GENERATION.pack_into(self._map, _GENERATION_AT, generation)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
