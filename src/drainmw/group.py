@@ -73,6 +73,7 @@ _SEQUENCE = struct.Struct("<I")
 _SLOT_SIZE = 320
 _SIZE = _SLOTS_AT + WORKERS_MAXIMUM * _SLOT_SIZE
 _UNKNOWN = -1
+_MAXIMUM = 2**63 - 1
 _SETTLED, _VALID, _FATAL = 1, 2, 4
 
 
@@ -164,6 +165,7 @@ class Group:
         check_directory(self.path, "group")
         self._place = _claim(self.path)
         self._thread_lock = threading.Lock()
+        self._slot_lock = threading.Lock()
         self._slot: int | None = None
         self._peers: dict[int, int] = {}
         self._read: tuple[tuple[int, ...], int, Lifecycle] | None = None
@@ -274,11 +276,14 @@ class Group:
     # The slots
 
     def publish(self, worker: Worker) -> None:
-        """Write this worker's slot. One writer: the worker's own loop."""
-        if self._slot is None:
-            return
-        at = _SLOTS_AT + self._slot * _SLOT_SIZE
-        counts = [_UNKNOWN if n is None else n for n in worker.counts]
+        """Write this worker's slot; loops of several threads take turns."""
+        if self._slot is not None:
+            with self._slot_lock:
+                self._write_slot(self._slot, worker)
+
+    def _write_slot(self, slot: int, worker: Worker) -> None:
+        at = _SLOTS_AT + slot * _SLOT_SIZE
+        counts = [_UNKNOWN if n is None else min(n, _MAXIMUM) for n in worker.counts]
         flags = (
             _SETTLED * worker.settled + _VALID * worker.valid + _FATAL * worker.fatal
         )
