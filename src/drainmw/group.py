@@ -46,7 +46,7 @@ from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
-from drainmw.errors import GroupError, Superseded
+from drainmw.errors import DrainError, GroupError, Superseded
 from drainmw.record import Hint
 from drainmw.socketfile import check_directory
 
@@ -245,12 +245,20 @@ class Group:
         replaced the file may have died before writing it.
         """
         (generation,) = _GENERATION.unpack_from(self._map, _GENERATION_AT)
-        found = (self.path / "record.json").stat()
+        try:
+            found = (self.path / "record.json").stat()
+        except OSError as exc:
+            raise GroupError(f"{self.path} is gone: {exc.strerror}") from None
         return generation, found.st_ino, found.st_mtime_ns, found.st_size
 
     def _load(self) -> tuple[int, Lifecycle]:
-        whole = json.loads((self.path / "record.json").read_bytes())
-        return whole["generation"], Lifecycle.restored(whole["lifecycle"])
+        path = self.path / "record.json"
+        try:
+            whole = json.loads(path.read_bytes())
+            return whole["generation"], Lifecycle.restored(whole["lifecycle"])
+        except (OSError, ValueError, KeyError, TypeError, DrainError) as exc:
+            why = f"{type(exc).__name__}: {exc}"
+            raise GroupError(f"{path} cannot be read: {why}") from None
 
     def _store(self, generation: int, lifecycle: Lifecycle) -> None:
         whole = {"generation": generation, "lifecycle": lifecycle.snapshot()}

@@ -20,7 +20,7 @@ from drainmw.answers import PROBLEM, Refusal, answer, last_answer
 from drainmw.control import Control
 from drainmw.core.drain import Gate, Phase
 from drainmw.core.ledger import GateByte, Kind, Ticket
-from drainmw.errors import InstalledTwice
+from drainmw.errors import GroupError, InstalledTwice
 from drainmw.log import logger
 from drainmw.release import Drain
 
@@ -212,6 +212,13 @@ class _Other:
         phase = self._drain.phase
         return str(Phase.DRAINING if phase is Phase.SERVING else phase)
 
+    def _known_phase(self) -> str | None:
+        """For probes, which are answered whatever has become of the group."""
+        try:
+            return str(self._drain.phase)
+        except GroupError:
+            return None
+
     def _patience(self) -> float:
         """Seconds in which a refused body may be read."""
         remaining = self._drain.remaining or 0.0
@@ -240,13 +247,13 @@ class _Other:
                 "status": 503,
                 "code": "RUNTIME_NOT_READY",
                 "detail": reason,
-                "phase": str(self._drain.phase),
+                "phase": self._known_phase(),
             },
             media_type=PROBLEM,
         )
 
     async def _liveness_probe(self, scope: Scope, receive: Receive, send: Send) -> None:
-        alive = {"alive": True, "phase": str(self._drain.phase)}
+        alive = {"alive": True, "phase": self._known_phase()}
         if not await self._passed_on(scope, receive, send, alive):
             await answer(scope, send, 200, alive)
 

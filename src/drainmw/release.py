@@ -272,8 +272,11 @@ class Drain:
 
     def not_ready(self) -> str | None:
         """Why no new traffic should come here; `None` where it may."""
-        self._expire()
-        phase = self.phase
+        try:
+            self._expire()
+            phase = self.phase
+        except GroupError as exc:
+            return f"not one with its siblings: {exc}"
         if self.unjoined is not None:
             return f"not one with its siblings: {self.unjoined}"
         if phase is not Phase.SERVING:
