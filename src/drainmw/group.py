@@ -182,6 +182,10 @@ class Group:
             os.close(self._lock_file)
             del _claimed[self._place]
             raise
+        # Who cleans temporary folders by age passes by a directory that is locked
+        # in this way (tmpfiles.d(5)).
+        self._tenure = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._tenure, fcntl.LOCK_SH)
         # From here on its lock is held: should the rest fail, this worker is
         # one that never speaks, so that no drain ends as if it were not there.
         self.address = f"o{os.getpid()}.sock" if observer else f"w{self._slot}.sock"
@@ -432,6 +436,7 @@ class Group:
         for file in self._peers.values():
             os.close(file)
         os.close(self._lock_file)
+        os.close(self._tenure)
         if self._slot is not None:
             os.close(self._held)
         _claimed.pop(self._place, None)
