@@ -23,7 +23,7 @@ from typing import Any
 from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.ledger import Ledger
 from drainmw.core.roster import Roll
-from drainmw.errors import Superseded
+from drainmw.errors import GroupError, Superseded
 from drainmw.rollcall import RollCall
 from drainmw.sources.holds import Holds, together
 from drainmw.text import failure_text
@@ -95,25 +95,34 @@ class Course:
     # The steps
 
     async def _carry_out(self) -> None:
-        late = 0
+        self._late = 0
+        while True:
+            try:
+                while self._stands():
+                    await self._step()
+                return
+            except GroupError as exc:  # somebody was stopped who has the lock
+                self.unknown = str(exc)
+                await asyncio.sleep(SILENCE)
+
+    async def _step(self) -> None:
+        """From waiting to a verdict, or back to waiting."""
         try:
-            while self._stands():
-                await self._settle()
-                if not await self._all_settled() or not self._close():
-                    continue
-                generation, roll, _ = await self._rolls.call()
-                if roll.fatal and roll.error:
-                    self._fail(roll.error)
-                    return
-                if roll.unknown and roll.valid:
-                    await self._wait_for_answer(roll, generation)
-                    continue
-                if roll.is_idle and not roll.settled:
-                    self._reopen(generation)  # somebody has come who may still start
-                    continue
-                late += 1
-                if self._conclude(roll, generation, final=late == VERDICTS):
-                    return
+            await self._settle()
+            if not await self._all_settled() or not self._close():
+                return
+            generation, roll, _ = await self._rolls.call()
+            if roll.fatal and roll.error:
+                self._fail(roll.error)
+            elif roll.unknown and roll.valid:
+                await self._wait_for_answer(roll, generation)
+            elif roll.is_idle and not roll.settled:
+                self._reopen(generation)  # somebody has come who may still start
+            else:
+                self._late += 1
+                self._conclude(roll, generation, final=self._late == VERDICTS)
+        except GroupError:
+            raise
         except Exception as exc:
             self._fail(failure_text(exc))
 
@@ -177,26 +186,23 @@ class Course:
         self._reopen(generation)
         await asyncio.sleep(SILENCE)
 
-    def _conclude(self, roll: Roll, generation: int, *, final: bool) -> bool:
-        """Step 5; false to go back to waiting, for late counters."""
+    def _conclude(self, roll: Roll, generation: int, *, final: bool) -> None:
+        """Step 5; late counters lead back to waiting."""
         now = self._clock()
         counts = roll.known if roll.valid else None
         if counts is not None and not roll.is_idle and not final:
             self._reopen(generation)
-            return False
+            return
         self.unknown = None
 
         def conclude(lifecycle: Lifecycle) -> None:
             if stands(lifecycle, self.run):
                 lifecycle.conclude(counts, now)
 
-        try:
+        with contextlib.suppress(Superseded):
             self._record.transact(conclude, only_at=generation)
-        except Superseded:
-            return False
-        self._record.wake("ask")
-        self._ended()
-        return True
+            self._record.wake("ask")
+            self._ended()
 
     def _reopen(self, generation: int) -> None:
         def reopen(lifecycle: Lifecycle) -> None:
@@ -219,10 +225,13 @@ class Course:
     async def _watch_deadline(self) -> None:
         while self._stands():
             left = self.run.deadline - self._clock()
-            if left <= 0:
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            try:
                 self._expire()
-                return
-            await asyncio.sleep(left)
+            except GroupError:  # asked again until it is written
+                await asyncio.sleep(SILENCE)
 
     def _stands(self) -> bool:
         return stands(self._record.read()[1], self.run)
