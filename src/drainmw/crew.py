@@ -243,7 +243,8 @@ class _Worker:
 
     async def _leave(self, drains: bool) -> None:
         if drains:
-            await drained(self._drain)
+            with contextlib.suppress(GroupError):  # alone, and so is its work
+                await drained(self._drain)
         settings = self._drain.settings
         until = time.monotonic() + settings.graceful_timeout
         while unsent(self._server) and time.monotonic() < until:  # noqa: ASYNC110
