@@ -52,7 +52,8 @@ def _start(
     arguments: Sequence[str], log: Path, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("DRAINMW_")}
-    here = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *arguments],
