@@ -68,10 +68,14 @@ class RollCall:
     async def call(self, hint: Hint = "ask") -> tuple[int, Roll, list[Worker]]:
         """Ask everybody: the generation they answered for, and what they said."""
         since = self._clock()
-        self.record.wake(hint)
         until = since + self._patience
+        asked = 0
         while True:
             beats = self.stirred.count
+            newest, _ = self.record.read()
+            if asked != newest:  # who answered for an older one is asked again
+                self.record.wake(hint)
+                asked = newest
             generation, roll, workers = await self.overheard(since)
             left = until - self._clock()
             if not roll.unknown or left <= 0:
