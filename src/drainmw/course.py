@@ -196,7 +196,7 @@ class Course:
         self.unknown = None
 
         def conclude(lifecycle: Lifecycle) -> None:
-            if stands(lifecycle, self.run):
+            if is_closing(lifecycle, self.run):  # nobody has reopened meanwhile
                 lifecycle.conclude(counts, now)
 
         with contextlib.suppress(Superseded):
@@ -245,3 +245,9 @@ def stands(lifecycle: Lifecycle, run: Run) -> bool:
         and current.epoch == run.epoch
         and lifecycle.phase is Phase.DRAINING
     )
+
+
+def is_closing(lifecycle: Lifecycle, run: Run) -> bool:
+    """Whether it is, and the counters of its verdict are being read."""
+    current = lifecycle.run
+    return stands(lifecycle, run) and current is not None and current.closing
