@@ -111,7 +111,7 @@ class Course:
             await self._settle()
             if not await self._all_settled() or not self._close():
                 return
-            generation, roll, _ = await self._rolls.call()
+            generation, roll, workers = await self._rolls.call()
             if roll.fatal and roll.error:
                 self._fail(roll.error)
             elif roll.unknown and roll.valid:
@@ -120,7 +120,8 @@ class Course:
                 self._reopen(generation)  # somebody has come who may still start
             else:
                 self._late += 1
-                self._conclude(roll, generation, final=self._late == VERDICTS)
+                heard = {worker.pid for worker in workers}
+                self._conclude(roll, generation, heard, final=self._late == VERDICTS)
         except GroupError:
             raise
         except Exception as exc:
@@ -186,8 +187,10 @@ class Course:
         self._reopen(generation)
         await asyncio.sleep(SILENCE)
 
-    def _conclude(self, roll: Roll, generation: int, *, final: bool) -> None:
-        """Step 5; late counters lead back to waiting."""
+    def _conclude(
+        self, roll: Roll, generation: int, heard: set[int], *, final: bool
+    ) -> None:
+        """Step 5; late counters, or somebody new, lead back to waiting."""
         now = self._clock()
         counts = roll.known if roll.valid else None
         if counts is not None and not roll.is_idle and not final:
@@ -196,7 +199,10 @@ class Course:
         self.unknown = None
 
         def conclude(lifecycle: Lifecycle) -> None:
-            if is_closing(lifecycle, self.run):  # nobody has reopened meanwhile
+            if not is_closing(lifecycle, self.run):  # somebody has reopened it
+                return
+            # Who is born takes the same lock, and from now on finds a verdict.
+            if {worker.pid for worker in self._record.others()} <= heard:
                 lifecycle.conclude(counts, now)
 
         with contextlib.suppress(Superseded):
