@@ -15,7 +15,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.servers.matrix import SAMPLE, Kind
 from tests.servers.process import listening
-from tests.servers.wire import Answer, Connection, ask
+from tests.servers.wire import PATIENCE as PATIENCE_OF_A_CLIENT
+from tests.servers.wire import Answer, Connection
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Server:
         self.log = log
         self._token = token
         self._prefix = prefix
+        self.patience = PATIENCE_OF_A_CLIENT
         self._clients = ThreadPoolExecutor(64, thread_name_prefix="client")
 
     def close(self) -> None:
@@ -58,7 +60,8 @@ class Server:
         self, method: str, path: str, body: bytes | None = None, /, **headers: str
     ) -> Answer:
         """One request on a connection of its own."""
-        return ask(self.port, method, self._prefix + path, body, **headers)
+        with Connection(self.port, patience=self.patience) as connection:
+            return connection.ask(method, self._prefix + path, body, **headers)
 
     def get(self, path: str, **headers: str) -> Answer:
         """One GET on a connection of its own."""
