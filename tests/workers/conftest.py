@@ -27,7 +27,26 @@ def needs(crew: Crew) -> None:
             pytest.skip(f"{crew.kind.name} needs {module}, which is not installed")
 
 
-@pytest.fixture(scope="session", params=CREWS, ids=lambda crew: crew.kind.name)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on every server that does what it is about."""
+    if "running_crowd" not in metafunc.fixturenames:
+        return
+    crews = [
+        crew
+        for crew in CREWS
+        if (crew.respawns or "mortal" not in metafunc.fixturenames)
+        and (crew.reloads or "reloading" not in metafunc.fixturenames)
+    ]
+    metafunc.parametrize(
+        "running_crowd",
+        crews,
+        ids=lambda crew: crew.kind.name,
+        indirect=True,
+        scope="session",
+    )
+
+
+@pytest.fixture(scope="session")
 def running_crowd(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
@@ -45,3 +64,15 @@ def release(running_crowd: Crowd) -> Iterator[Crowd]:
     running_crowd.be_as_new()
     yield running_crowd
     running_crowd.be_as_new()
+
+
+@pytest.fixture
+def mortal(release: Crowd) -> Crowd:
+    """The same, of a server that replaces a worker that dies."""
+    return release
+
+
+@pytest.fixture
+def reloading(release: Crowd) -> Crowd:
+    """The same, of a server whose SIGHUP replaces all workers."""
+    return release

@@ -156,12 +156,21 @@ class Crowd:
 
 @contextmanager
 def crowd(
-    crew: Crew, folder: Path, runtime: Path, app: str = APP, **environment: str
+    crew: Crew,
+    folder: Path,
+    runtime: Path,
+    *,
+    whole: bool = True,
+    **environment: str,
 ) -> Iterator[Crowd]:
-    """Run that server; its group lies in `runtime`, whose path must be short."""
+    """Run that server, until all workers have come up if it is to be `whole`.
+
+    Its group lies in `runtime`, whose path must be short.
+    """
     environment["DRAINMW_RUNTIME_DIR"] = str(runtime)
-    with running(crew.kind, folder, app=app, **environment) as server:
+    with running(crew.kind, folder, app=APP, **environment) as server:
         found = Crowd(crew, server)
-        server.until(found.is_whole)
-        found.first = found.pids()
+        if whole:
+            server.until(found.is_whole)
+            found.first = found.pids()
         yield found

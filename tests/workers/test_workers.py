@@ -9,8 +9,6 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from threading import Barrier
 
-import pytest
-
 from tests.servers.server import IDLE, OWN, new_nonce
 from tests.servers.wire import Answer, ask
 from tests.workers.crowd import Crowd
@@ -183,13 +181,6 @@ def _ask_for(release: Crowd, nonce: str, seconds: float) -> list[Answer]:
 # Workers that die
 
 
-@pytest.fixture
-def mortal(release: Crowd) -> Crowd:
-    if not release.crew.respawns:
-        pytest.skip(f"{release.crew.kind.name} ends when one of its workers does")
-    return release
-
-
 def test_a_worker_that_is_killed_takes_its_work_with_it(mortal: Crowd) -> None:
     server = mortal.server
     held: Counter[int] = Counter()
@@ -257,9 +248,8 @@ def _pids(release: Crowd) -> set[int]:
     return set()
 
 
-def test_a_reload_in_a_drain_admits_nothing(release: Crowd) -> None:
-    if not release.crew.reloads:
-        pytest.skip(f"{release.crew.kind.name} replaces its workers in another way")
+def test_a_reload_in_a_drain_admits_nothing(reloading: Crowd) -> None:
+    release = reloading
     server = release.server
     before = release.pids()
     nonce = server.begin(timeout=30)
