@@ -579,8 +579,11 @@ def _sweep(directory: Path, own: Path) -> None:
 
 
 def _inhabited(path: Path) -> bool:
-    if _claimed.get(_place(path)) == os.getpid():
-        return True  # our own lock would look free, and closing it frees it
+    try:
+        if _claimed.get(_place(path)) == os.getpid():
+            return True  # our own lock would look free, and closing it frees it
+    except FileNotFoundError:  # a sibling has swept it
+        return False
     for lock in path.glob("w*.lock"):
         try:
             file = _opened(lock)
