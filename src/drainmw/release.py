@@ -293,6 +293,8 @@ class Drain:
 
     async def report(self) -> Report:
         """Everything an operator wants to know. Unknown counters are null."""
+        with contextlib.suppress(GroupError):  # then it is among the warnings
+            self._check_joined()
         self._expire()
         seen = await self._holds.ask()
         _, roll, workers = await self._rolls.call("tell")
