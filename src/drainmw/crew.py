@@ -1,10 +1,11 @@
 """`drainmw serve --workers N`: a parent and its workers.
 
 The parent opens the listener, the control socket and the workers, and serves no
-request itself. It alone acts on signals: a terminal's Ctrl-C reaches everybody,
-so workers ignore it. At the end of a drain it ends the workers, which then send
-what is in their buffers and go. A worker that dies is replaced. A worker whose
-parent dies drains the release and ends, since nobody else would.
+request itself. It alone acts on signals: a terminal's Ctrl-C and a supervisor's
+SIGTERM may reach everybody, so workers ignore both. At the end of a drain it
+tells the workers to end, which then send what is in their buffers and go. A
+worker that dies is replaced. A worker whose parent dies drains the release and
+ends, since nobody else would.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from drainmw.serve import (
     url,
 )
 from drainmw.servelog import configure_logging
-from drainmw.stop import drained, end_within, handled_signals
+from drainmw.stop import SIGNALS, drained, end_within, handled_signals
 
 FORCED_PAUSE = 1.0  # seconds from a second signal to the end
 GOING_PAUSE = 2.0  # seconds beyond the graceful timeout, before a worker is killed
+END = "end"  # what a worker is told when it is time
 YOUNG = 1.0  # seconds; a worker that dies younger is replaced that much later
 FLUSH_PAUSE = 0.01
 JOIN_PAUSE = 0.05
@@ -154,7 +156,8 @@ class _Crew:
 
     async def _end_workers(self) -> None:
         for worker in self._workers:
-            worker.terminate()
+            with contextlib.suppress(OSError):  # it has just died
+                self._lifelines[worker].send(END)
         patience = self._drain.settings.graceful_timeout + GOING_PAUSE
         until = time.monotonic() + patience
         while self._workers and time.monotonic() < until:  # noqa: ASYNC110  # bounded
@@ -200,8 +203,8 @@ class _Crew:
 
 def work(options: Options, listener: socket.socket, lifeline: Connection) -> None:
     """One worker: serve until the parent ends it, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     configure_logging()
     app, drain = load(options)
     server = main_server(app, drain.settings)
@@ -225,17 +228,24 @@ class _Worker:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        signal.signal(
-            signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(self._go, False)
-        )
-        loop.add_reader(self._lifeline.fileno(), self._orphaned)
-        self._server.started_hook = lambda: self._lifeline.send("serving")
+        loop.add_reader(self._lifeline.fileno(), self._on_word)
+        self._server.started_hook = self._say_that_it_serves
         await self._server.serve([self._listener])
 
-    def _orphaned(self) -> None:
+    def _say_that_it_serves(self) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone; that is heard, too
+            self._lifeline.send("serving")
+
+    def _on_word(self) -> None:
+        """The parent says that it is time to end, or says nothing any more."""
         asyncio.get_running_loop().remove_reader(self._lifeline.fileno())
-        logger().error("parent gone", consequence="draining, then ending")
-        self._go(True)
+        try:
+            self._lifeline.recv()
+        except (EOFError, OSError):
+            logger().error("parent gone", consequence="draining, then ending")
+            self._go(True)
+        else:
+            self._go(False)
 
     def _go(self, drains: bool) -> None:
         if self._going is None:
