@@ -169,8 +169,9 @@ class Group:
         self._slot: int | None = None
         self._peers: dict[int, int] = {}
         self._read: tuple[tuple[int, ...], int, Lifecycle] | None = None
-        self._lock_file = _opened(self.path / "lock")
+        lock_file = None
         try:
+            self._lock_file = lock_file = _opened(self.path / "lock")
             self._map = self._mapped()
             self.gate: GateByte = self._map
             with self._locked():
@@ -179,7 +180,8 @@ class Group:
                     self._slot = self._take_slot()
                     self.publish(silent(os.getpid()))
         except BaseException:
-            os.close(self._lock_file)
+            if lock_file is not None:
+                os.close(lock_file)
             del _claimed[self._place]
             raise
         # Who cleans temporary folders by age passes by a directory that is locked
@@ -491,11 +493,11 @@ _HINT_LOST = frozenset(
 )
 
 
-_claimed: dict[tuple[int, int], int] = {}
+_claimed: dict[tuple[Path, int], int] = {}
 """The groups of this process, with its pid: a fork is another process."""
 
 
-def _claim(path: Path) -> tuple[int, int]:
+def _claim(path: Path) -> tuple[Path, int]:
     """One process is one worker: its locks could not tell two apart."""
     place = _place(path)
     if _claimed.get(place) == os.getpid():
@@ -507,9 +509,8 @@ def _claim(path: Path) -> tuple[int, int]:
     return place
 
 
-def _place(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+def _place(path: Path) -> tuple[Path, int]:
+    return path.resolve(), path.stat().st_ino
 
 
 def _text(field: bytes) -> str:

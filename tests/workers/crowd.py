@@ -161,14 +161,19 @@ def crowd(
     runtime: Path,
     *,
     whole: bool = True,
-    **environment: str,
+    group: str = "all",
 ) -> Iterator[Crowd]:
     """Run that server, until all workers have come up if it is to be `whole`.
 
     Its group lies in `runtime`, whose path must be short.
     """
-    environment["DRAINMW_RUNTIME_DIR"] = str(runtime)
-    with running(crew.kind, folder, app=APP, **environment) as server:
+    with running(
+        crew.kind,
+        folder,
+        app=APP,
+        DRAINMW_RUNTIME_DIR=str(runtime),
+        DRAINMW_GROUP=group,
+    ) as server:
         found = Crowd(crew, server)
         if whole:
             server.until(found.is_whole)

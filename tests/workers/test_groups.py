@@ -36,8 +36,8 @@ def test_two_releases_of_one_user_and_one_name_do_not_meet(
     (tmp_path / "blue").mkdir()
     (tmp_path / "green").mkdir()
     with (
-        crowd(UVICORN, tmp_path / "blue", runtime, DRAINMW_GROUP="web") as blue,
-        crowd(UVICORN, tmp_path / "green", runtime, DRAINMW_GROUP="web") as green,
+        crowd(UVICORN, tmp_path / "blue", runtime, group="web") as blue,
+        crowd(UVICORN, tmp_path / "green", runtime, group="web") as green,
     ):
         before = green.server.report()
         nonce = blue.server.begin()
@@ -53,10 +53,10 @@ def test_two_releases_of_one_user_and_one_name_do_not_meet(
 def test_a_service_that_starts_again_under_its_name_serves(
     tmp_path: Path, runtime: Path
 ) -> None:
-    with crowd(UVICORN, tmp_path, runtime, DRAINMW_GROUP="again") as first:
+    with crowd(UVICORN, tmp_path, runtime, group="again") as first:
         nonce = first.server.begin()
         assert first.server.outcome(nonce)["status"] == "drained"
-    with crowd(UVICORN, tmp_path, runtime, DRAINMW_GROUP="again") as second:
+    with crowd(UVICORN, tmp_path, runtime, group="again") as second:
         assert second.refusals(30) == 0
         assert second.server.try_status(nonce).status == 404
         assert len(list(runtime.glob("group-*-again"))) == 1  # the old one is swept
