@@ -59,6 +59,8 @@ def _headers(value: object) -> object:
         raise ValueError("not headers")
     pairs = []
     for pair in value:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ValueError("not a header")
         name, text = pair
         if not (isinstance(name, str) and _HEADER_NAME.fullmatch(name)):
             raise ValueError("not a header name")
