@@ -185,9 +185,7 @@ def test_credentials_of_a_source_are_masked_everywhere(
     tmp_path: Path, source: str
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
-    root = str(Path(__file__).parents[1])
-    variables = {**OFTEN, "DRAINMW_TOKEN": TOKEN, "PYTHONPATH": root}
-    variables["DRAINMW_TIMEOUT"] = "0.2"
+    variables = {**OFTEN, "DRAINMW_TOKEN": TOKEN, "DRAINMW_TIMEOUT": "0.2"}
     app = f"failing:{source}"
     with served(tmp_path, app=app, cwd=tmp_path, environment=variables) as release:
         target = ("--control", str(release.control))
@@ -311,7 +309,7 @@ def test_an_app_under_uvicorn_that_configured_nothing_writes_nothing(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "unconfigured.py").write_text(UNCONFIGURED)
-    variables = {**OFTEN, "DRAINMW_TOKEN": TOKEN, "PYTHONPATH": str(Path.cwd())}
+    variables = {**OFTEN, "DRAINMW_TOKEN": TOKEN}
     start = ("-m", "uvicorn", "unconfigured:app", "--port", "0", "--no-access-log")
     with running(*start, cwd=tmp_path, environment=variables) as process:
         text = process.err.wait_for_text(r"running on http://127\.0\.0\.1:\d+")
