@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from sys import getrefcount
 from typing import Any
 
@@ -30,7 +30,11 @@ _QUALNAME = "DrainMiddleware.<locals>.drain_middleware"
 PATIENCE_PAST_DEADLINE = 1.0  # seconds a refused body is read past the deadline
 
 
-def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
+AnyApp = Callable[[Any, Any, Any], Awaitable[None]]
+"""An app of whichever framework; each has types of its own for scope and messages."""
+
+
+def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
     """Wrap an app, as the outermost layer of it.
 
     Counts its requests and WebSockets, refuses new ones once a drain begins,
@@ -119,7 +123,7 @@ _UNSHARED = _references_of_an_unshared_sender()
 class _Other:
     """Every way in but the fast path."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: AnyApp, drain: Drain) -> None:
         settings = drain.settings
         self._app = app
         self._drain = drain
@@ -289,7 +293,7 @@ def route_path(scope: Scope) -> str:
     return path
 
 
-def installed_drain(app: ASGIApp) -> Drain | None:
+def installed_drain(app: AnyApp) -> Drain | None:
     """The drain of an app that has wrapped itself, in whichever usual way.
 
     Raises:
@@ -305,7 +309,7 @@ def installed_drain(app: ASGIApp) -> Drain | None:
     return None
 
 
-def _check_alone(app: ASGIApp, drain: Drain) -> None:
+def _check_alone(app: AnyApp, drain: Drain) -> None:
     """Refuse a second middleware in one chain, built already or being built."""
     for layer in _layers(app):
         if isinstance(getattr(layer, "drain", None), Drain) or _planned(layer):
@@ -319,7 +323,7 @@ def _check_alone(app: ASGIApp, drain: Drain) -> None:
         frame = frame.f_back
 
 
-def _layers(app: ASGIApp) -> Iterator[Any]:
+def _layers(app: AnyApp) -> Iterator[Any]:
     """The apps inside an app, as far as they can be seen from outside."""
     layer: Any = app
     for _ in range(_LAYERS_MAXIMUM):
