@@ -166,8 +166,8 @@ class Drain:
             duplicate = self._lifecycle.begin(request, self.clock())
             run = self._lifecycle.run
             if not duplicate:
-                self.begun.set()
                 self._set_gate()
+                self.begun.set()
         if run is None:
             raise AssertionError("an accepted begin has a run")
         if duplicate:
