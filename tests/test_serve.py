@@ -298,6 +298,10 @@ def test_an_app_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None:
         "drainmw: DrainMiddleware is installed twice in one chain of apps; "
         "install it once, as the outermost layer"
     )
+    hidden = (
+        "drainmw: the app adds DrainMiddleware without a drain; "
+        "it must be app.add_middleware(DrainMiddleware, drain=drain)"
+    )
     expected = {
         "no_colon": (
             'drainmw: Import string "no_colon" must be in format '
@@ -317,7 +321,7 @@ def test_an_app_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None:
             "ModuleNotFoundError: No module named 'no_such_thing'"
         ),
         "twice:app": twice,
-        "hidden:app": twice,
+        "hidden:app": hidden,
     }
     said = refused_starts(*map(refused, expected), cwd=tmp_path)
     assert dict(zip(expected, said, strict=True)) == expected

@@ -20,7 +20,7 @@ from drainmw.answers import PROBLEM, Refusal, answer, last_answer
 from drainmw.control import Control
 from drainmw.core.drain import Gate, Phase
 from drainmw.core.ledger import GateByte, Kind, Ticket
-from drainmw.errors import InstalledTwice
+from drainmw.errors import InstalledTwice, Misuse
 from drainmw.log import logger
 from drainmw.release import Drain
 
@@ -297,7 +297,7 @@ def installed_drain(app: AnyApp) -> Drain | None:
     """The drain of an app that has wrapped itself, in whichever usual way.
 
     Raises:
-        InstalledTwice: It will make a drain that nobody else can see.
+        Misuse: It will make a drain that nobody else can see.
     """
     for layer in _layers(app):
         if isinstance(drain := getattr(layer, "drain", None), Drain):
@@ -305,7 +305,10 @@ def installed_drain(app: AnyApp) -> Drain | None:
         for planned in _planned(layer):
             if isinstance(drain := planned.kwargs.get("drain"), Drain):
                 return drain
-            raise InstalledTwice
+            raise Misuse(
+                "the app adds DrainMiddleware without a drain; "
+                "it must be app.add_middleware(DrainMiddleware, drain=drain)"
+            )
     return None
 
 

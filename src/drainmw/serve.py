@@ -50,6 +50,7 @@ FLUSH_PAUSE = 0.01  # seconds between two looks at the write buffers
 RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
 FORCED_PAUSE = 1.0  # seconds from a second signal to the end
 FAILED_PAUSE = 2.0  # seconds beyond the graceful timeout, once a drain has failed
+FAREWELL = 0.3  # seconds in which who watches over the control socket reads the end
 BACKLOG = 2048
 FLAGS = {
     "revision": "--revision",
@@ -231,6 +232,8 @@ class _Release:
             except SystemExit:  # lifespan failed, and uvicorn has said so
                 logger().error("app did not start", app=self._options.app)
             finally:
+                if self._control_listener is not None:
+                    await asyncio.sleep(FAREWELL)
                 self._control.should_exit = True
                 await control
 
