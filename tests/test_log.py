@@ -156,6 +156,12 @@ def test_the_level_of_the_standard_logger_is_obeyed(
     assert caplog.records == []
 
 
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """A child of its own, since logging is configured once a process."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+
+
 QUIET = """
 import asyncio, json, sys
 from tests.rig import Release
