@@ -540,7 +540,7 @@ def test_a_command_that_asks_imports_its_client_alone(
     release: Served, nonce: str
 ) -> None:
     target = ("--control", str(release.control))
-    client = {"httpx", "pydantic"}
+    client = {"httpx"}
     assert _loaded("report", *target) == client
     assert _loaded("begin", "--wait", "--nonce", nonce, *target) == client
     assert _loaded("status", *target) == client

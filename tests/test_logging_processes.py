@@ -267,7 +267,7 @@ import asyncio, sys
 CONFIGURE
 
 from drainmw import Drain, DrainMiddleware
-from drainmw.contract import BeginRequest
+from drainmw.bodies import BeginRequest
 
 async def inner(scope, receive, send):
     await started.wait()

@@ -16,7 +16,8 @@ HOME = Path(drainmw.__file__).parent
 # A module may import from floors below its own, and from its own.
 FLOORS = (
     ("errors",),
-    ("contract", "text", "core", "settings", "tokens", "socketfile", "sources.base"),
+    ("contract", "bodies"),
+    ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
     ("flag", "log", "answers", "reporting", "sources", "client"),
     ("release",),
     ("metrics",),
@@ -26,7 +27,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-PURE = ("errors", "contract", "core", "text")
+PURE = ("errors", "contract", "bodies", "core", "text")
 IMPURE = {"asyncio", "time", "socket", "threading", "logging", "structlog", "selectors"}
 
 MODULES = {

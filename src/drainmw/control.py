@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from drainmw import metrics
 from drainmw.answers import PROBLEM
+from drainmw.bodies import BeginRequest, NonceRequest, parse_json
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
@@ -29,9 +30,6 @@ from drainmw.contract import (
     RESUME_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
-    BeginRequest,
-    NonceRequest,
-    parse_json,
 )
 from drainmw.errors import (
     AlreadyStarted,

@@ -24,15 +24,8 @@ from typing import Any, Literal, TypeVar
 
 from drainmw import settings as _settings
 from drainmw.answers import ticket_factory
-from drainmw.contract import (
-    PROTOCOL,
-    TIMEOUT,
-    BeginRequest,
-    Blocker,
-    Report,
-    SourceReport,
-    Status,
-)
+from drainmw.bodies import BeginRequest
+from drainmw.contract import PROTOCOL, TIMEOUT, Blocker, Report, SourceReport, Status
 from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.ledger import Ledger
 from drainmw.errors import CountersInvalid, CountersUnknown

@@ -34,7 +34,8 @@ from uvicorn.importer import ImportFromStringError, import_from_string
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drainmw import socketfile
-from drainmw.contract import UNKNOWN_REVISION, BeginRequest
+from drainmw.bodies import BeginRequest
+from drainmw.contract import UNKNOWN_REVISION
 from drainmw.control import Control
 from drainmw.core.drain import Phase
 from drainmw.errors import AlreadyStarted, Misuse, PhaseConflict, SettingsError

@@ -17,13 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from drainmw.contract import (
-    COUNTERS_INVALID,
-    FAILURE_MAXIMUM,
-    NOT_IDLE,
-    TIMEOUT,
-    BeginRequest,
-)
+from drainmw.bodies import BeginRequest
+from drainmw.contract import COUNTERS_INVALID, FAILURE_MAXIMUM, NOT_IDLE, TIMEOUT
 from drainmw.errors import (
     AlreadyStarted,
     DrainDetached,
