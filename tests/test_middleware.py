@@ -1060,8 +1060,11 @@ async def test_adding_us_to_an_app_that_is_wrapped_is_an_error_at_start() -> Non
     drain = new_drain()
     wrapped = DrainMiddleware(app, drain)
     app.add_middleware(DrainMiddleware, drain=drain)
-    with pytest.raises(InstalledTwice):
-        await AsgiDriverOf(wrapped).lifespan()
+    async with AsgiDriver(wrapped, {"type": "lifespan", "state": {}}) as call:
+        await call.send_input({"type": "lifespan.startup"})
+        failed = await call.receive_output()
+    assert failed["type"] == "lifespan.startup.failed"
+    assert "installed twice" in failed["message"]
 
 
 async def test_two_drains_around_each_other_count_each_request_once() -> None:

@@ -144,8 +144,21 @@ class _Other:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, self._closing(scope, send))
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on; an app that turns out to be wrapped twice must not start.
+
+        A server takes any other exception for an app without lifespan.
+        """
+        try:
+            await self._app(scope, receive, send)
+        except InstalledTwice as exc:
+            logger().error("app not started", reason=str(exc))
+            await send({"type": "lifespan.startup.failed", "message": str(exc)})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
