@@ -211,6 +211,18 @@ def test_a_warning_goes_to_standard_error_as_of_any_library() -> None:
     assert "DRAINMW_TOKEN" in child.stderr
 
 
+def test_a_variable_that_nobody_reads_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAINMW_TIMEUOT", "5")
+    monkeypatch.setenv("DRAINMW_TIMEOUT", "5")
+    Release()
+    assert [(e["event"], e["variable"], e["meant"]) for e in events(caplog)] == [
+        ("unknown variable", "DRAINMW_TIMEUOT", "DRAINMW_TIMEOUT")
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
 def test_importing_us_configures_nothing() -> None:
     code = (
         "import json, logging, drainmw.middleware, structlog;"

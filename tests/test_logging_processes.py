@@ -337,8 +337,8 @@ def test_a_bare_script_that_configured_nothing_gets_its_warnings_alone() -> None
     # Python itself shows warnings of loggers that nobody has configured.
     assert process.err.text == (
         "control endpoints closed reason='no token is configured' "
-        "remedy='set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE; "
-        "`drainmw token` makes one'\n"
+        "remedy='set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE, as `drainmw token` makes "
+        "one; the control socket of `drainmw serve` needs none'\n"
     )
 
 

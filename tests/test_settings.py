@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from drainmw import Drain
 from drainmw.errors import SettingsError
-from drainmw.settings import RIGHT_FORM, Settings, load
+from drainmw.settings import RIGHT_FORM, Settings, load, unknown_variables
 
 TOKEN = "t" * 43
 
@@ -69,9 +69,13 @@ BAD: dict[str, list[Any]] = {
     "lame_duck": [-1, 601, "soon", True],
     "graceful_timeout": [0, 601, "nan"],
     "readiness_path": ["readyz", "/a b", "/a?b", "/a#b", "/%41", "/é", "/a\n", 5, True],
-    "liveness_path": ["livez", "http://x/livez"],
+    "liveness_path": ["livez", "http://x/livez", "/readyz"],
     "retry_after": [-1, 3601, 1.5, "1.5", "soon", True],
-    "refusal_headers": ["a", "a b: c", ": b", "a: é", "a: b\x00", {"a": 1}, [1], 5],
+    "refusal_headers": [
+        *("a", "a b: c", ": b", "a: é", "a: b\x00", {"a": 1}, [1], 5),
+        *("Content-Length: 0", "a: b\nretry-after: 9", {"Transfer-Encoding": "x"}),
+        *("connection: close", [("Content-Type", "text/plain")], "keep-alive: 5"),
+    ],
     "control_hosts": ["a b", "http://x", "-a", "a:80", "*", 5, ["", "a"]],
     "metrics_public": ["maybe", "", 2, "inf"],
     "refused_body_bytes": [-1, 2**30 + 1, "1k", 0.5, True],
@@ -207,6 +211,48 @@ def test_a_probe_path_is_switched_off_by_a_word_or_by_none() -> None:
         {}, readiness_path="off"
     )
     assert load({"DRAINMW_LIVENESS_PATH": ""}).liveness_path is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"readiness_path": "/health", "liveness_path": "/health"},
+        {"readiness_path": "/livez"},
+        {"liveness_path": "/readyz"},
+    ],
+    ids=["both given", "readiness alone", "liveness alone"],
+)
+def test_one_path_does_not_answer_both_probes(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r'not that of readiness, or "off"$'):
+        load({}, **given)
+    load({}, **given | {"readiness_path": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("DRAINMW_TIMEUOT", "DRAINMW_TIMEOUT"),
+        ("DRAINMW_DRAIN_TIMEOUT", "DRAINMW_TIMEOUT"),
+        ("DRAINMW_TOKENFILE", "DRAINMW_TOKEN_FILE"),
+        ("DRAINMW_REFUSAL_HEADER", "DRAINMW_REFUSAL_HEADERS"),
+        ("DRAINMW_CONTROLS", "DRAINMW_CONTROL"),
+        ("DRAINMW_XYZ", None),
+        ("DRAINMW_", None),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_told_with_what_was_meant(
+    name: str, meant: str | None
+) -> None:
+    assert unknown_variables({name: "x", "PATH": "/bin"}) == [(name, meant)]
+
+
+def test_no_variable_that_somebody_reads_is_unknown() -> None:
+    names = {f"DRAINMW_{name.upper()}" for name in set(RIGHT_FORM) - set(FROM_CODE)}
+    of_commands = ("CONTROL", "CONTROL_FILE", "URL", "URL_FILE")
+    names |= {f"DRAINMW_{name}" for name in of_commands}
+    assert unknown_variables(dict.fromkeys(names, "x")) == []
+    from_code = {f"DRAINMW_{name.upper()}": "x" for name in FROM_CODE}
+    assert [name for name, _ in unknown_variables(from_code)] == sorted(from_code)
 
 
 def test_headers_and_hosts_are_read_into_one_form() -> None:

@@ -23,6 +23,7 @@ from drainmw.core.ledger import GateByte, Kind, Ticket
 from drainmw.errors import InstalledTwice, Misuse
 from drainmw.log import logger
 from drainmw.release import Drain
+from drainmw.settings import unknown_variables
 
 _LAYERS_MAXIMUM = 100  # an app may hold itself
 PROBE_METHODS = frozenset(("GET", "HEAD"))
@@ -45,16 +46,23 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
 
     Raises:
         SettingsError: Names each variable that cannot be used.
+        Misuse: The two arguments are not an app and a drain.
         InstalledTwice: The app, or the app that is being built, has one already.
     """
+    given: tuple[object, object] = (app, drain)
+    if not callable(given[0]) or not isinstance(given[1], Drain | None):
+        raise Misuse("DrainMiddleware takes the app first: DrainMiddleware(app, drain)")
     drain = drain or Drain()
     _check_alone(app, drain)
     other = _Other(app, drain)
+    for name, meant in unknown_variables():
+        logger().warning("unknown variable", variable=name, meant=meant)
     if not drain.tokens:
         logger().warning(
             "control endpoints closed",
             reason="no token is configured",
-            remedy="set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE; `drainmw token` makes one",
+            remedy="set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE, as `drainmw token` makes "
+            "one; the control socket of `drainmw serve` needs none",
         )
     ledger = drain.ledger
     gate = ledger.gate
