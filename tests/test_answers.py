@@ -15,6 +15,8 @@ from drainmw.answers import (
     ticket_factory,
 )
 from drainmw.core.drain import Gate
+from drainmw.errors import SettingsError
+from drainmw.settings import load
 from drainmw.testing import http_scope, websocket_scope
 from tests.rig import headers_of
 
@@ -112,13 +114,13 @@ def test_each_ticket_has_one_sender_and_no_other_attributes() -> None:
 # Our answers
 
 
-async def answered(scope: Any, **options: Any) -> Messages:
+async def answered(scope: Any, *, content: Any = None, **options: Any) -> Messages:
     sent: Messages = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await answer(scope, send, 200, {"a": 1}, **options)
+    await answer(scope, send, 200, content or {"a": 1}, **options)
     return sent
 
 
@@ -131,6 +133,11 @@ async def test_an_answer_describes_its_body() -> None:
         "content-length": str(len(body["body"])),
         "cache-control": "no-store",
     }
+
+
+async def test_an_answer_has_no_blanks_between_its_members() -> None:
+    _, body = await answered(http_scope(), content={"a": 1, "b": [1, 2]})
+    assert body["body"] == b'{"a":1,"b":[1,2]}'
 
 
 async def test_a_head_is_described_like_a_get_and_has_no_body() -> None:
@@ -179,30 +186,57 @@ async def test_a_body_whose_client_is_gone_is_said_so() -> None:
 # The refusal
 
 
-async def test_the_refusal_carries_extra_headers_on_http_and_websocket() -> None:
-    refusal = Refusal(
-        retry_after=3, extra=[("x-extra", "yes")], body_bytes=10, body_readers=1
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ("draining", "it is draining"),
+        ("drained", "it has drained"),
+        ("failed", "its drain has failed"),
+        ("detached", "its successor has taken over"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_the_refusal_says_why_in_words(kind: str, phase: str, said: str) -> None:
+    _, body = await refused(kind, phase)
+    assert body["body"].decode() == (
+        '{"title":"This release takes no new work","status":503,'
+        '"code":"RUNTIME_DRAIN_INTAKE_REFUSED",'
+        f'"detail":"{said}; the request was not touched and is safe to retry"}}'
     )
-    for scope, connect in (
-        (http_scope(), {}),
-        (websocket_scope(), {"type": "websocket.connect"}),
-    ):
-        sent: Messages = []
 
-        async def send(message: Any, sent: Messages = sent) -> None:
-            sent.append(message)
 
-        async def receive(message: Any = connect) -> Any:
-            return message
+async def refused(kind: str, phase: str, *extra: tuple[str, str]) -> Messages:
+    refusal = Refusal(retry_after=3, extra=extra, body_bytes=10, body_readers=1)
+    sent: Messages = []
 
-        if scope["type"] == "http":
-            await refusal.http(scope, receive, send, phase="draining", patience=1)
-        else:
-            await refusal.websocket(scope, receive, send, phase="draining")
-        headers = headers_of(sent[0])
-        assert sent[0]["status"] == 503
-        assert (headers["x-extra"], headers["retry-after"]) == ("yes", "3")
-        assert headers["drainmw-refused"] == "draining"
-        problem = json.loads(sent[1]["body"])
-        assert "safe to retry" in problem["detail"]
-        assert problem["code"] == "RUNTIME_DRAIN_INTAKE_REFUSED"
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    if kind == "http":
+        await refusal.http(http_scope(), receive, send, phase=phase, patience=1)
+    else:
+        await refusal.websocket(websocket_scope(), receive, send, phase=phase)
+    return sent
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_the_refusal_carries_extra_headers(kind: str) -> None:
+    start, body = await refused(kind, "draining", ("x-extra", "yes"))
+    headers = headers_of(start)
+    assert start["status"] == 503
+    assert (headers["x-extra"], headers["retry-after"]) == ("yes", "3")
+    assert headers["drainmw-refused"] == "draining"
+    problem = json.loads(body["body"])
+    assert "safe to retry" in problem["detail"]
+    assert problem["code"] == "RUNTIME_DRAIN_INTAKE_REFUSED"
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_no_header_of_a_refusal_may_be_set_a_second_time(kind: str) -> None:
+    start, _ = await refused(kind, "draining")
+    for name, value in headers_of(start).items():
+        with pytest.raises(SettingsError, match=r"^refusal_headers must be"):
+            load({}, refusal_headers={name.title(): value})
