@@ -436,22 +436,22 @@ def test_a_target_without_an_answer_is_unreachable(tmp_path: Path) -> None:
 def test_a_release_without_a_token_refuses_over_tcp(closed: Served) -> None:
     said = refusal("report", "--url", closed.address, code=4, DRAINMW_TOKEN=TOKEN)
     assert said == (
-        "drainmw: RUNTIME_CONTROL_FORBIDDEN: control is closed: no token is configured"
+        "drainmw: RUNTIME_CONTROL_FORBIDDEN: "
+        "this app has no token: set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE there"
     )
 
 
 def test_a_missing_and_a_wrong_token_are_refused(
     release: Served, tmp_path: Path
 ) -> None:
-    said = (
-        "drainmw: RUNTIME_CONTROL_UNAUTHORIZED: "
-        "Authorization must be Bearer and the control token"
-    )
+    code = "drainmw: RUNTIME_CONTROL_UNAUTHORIZED: "
+    none = f"{code}send the control token once, as Authorization: Bearer <token>"
+    wrong = f"{code}Authorization must be Bearer and the token of this app"
     url = ("--url", release.address)
     two_wrong = str(token_file(tmp_path, OTHER_TOKEN, "y" * 43))
-    assert refusal("report", *url, code=4) == said
-    assert refusal("begin", *url, code=4, DRAINMW_TOKEN=OTHER_TOKEN) == said
-    assert refusal("cordon", *url, code=4, DRAINMW_TOKEN_FILE=two_wrong) == said
+    assert refusal("report", *url, code=4) == none
+    assert refusal("begin", *url, code=4, DRAINMW_TOKEN=OTHER_TOKEN) == wrong
+    assert refusal("cordon", *url, code=4, DRAINMW_TOKEN_FILE=two_wrong) == wrong
     assert release.report()["phase"] == "serving"
 
 
@@ -468,18 +468,24 @@ def test_what_does_not_fit_the_drain_that_stands_is_refused(
     assert refusal("wait", "--nonce", nonce, *target, code=4) == not_found
 
     assert drainmw("begin", "--nonce", nonce, *target).exit_code == 0
+    code = "drainmw: RUNTIME_DRAIN_ALREADY_STARTED: "
     another = (
-        "drainmw: RUNTIME_DRAIN_ALREADY_STARTED: "
-        "another drain has begun; it is untouched"
+        f"{code}another drain has begun, or has ended and stands; it is untouched. "
+        "Only a resume with its nonce ends it"
+    )
+    other_revisions = (
+        f"{code}this nonce's drain has begun with other revisions; it is untouched. "
+        "Repeat them, or choose a new nonce once it was resumed"
     )
     assert refusal("begin", "--nonce", OTHER_NONCE, *target, code=4) == another
     assert refusal("begin", *target, code=4) == another
     other_target = ("--target", OTHER_REVISION)
     begin = ("begin", "--nonce", nonce, *other_target, *target)
-    assert refusal(*begin, code=4) == another
+    assert refusal(*begin, code=4) == other_revisions
     assert refusal("status", "--nonce", OTHER_NONCE, *target, code=4) == not_found
-    assert refusal("cordon", *target, code=4).startswith(
-        "drainmw: RUNTIME_DRAIN_ALREADY_STARTED: cordon is not possible while dr"
+    assert re.fullmatch(
+        f"{code}cordon is not possible while (draining|drained); resume first",
+        refusal("cordon", *target, code=4),
     )
 
     assert drainmw("resume", *target).exit_code == 0

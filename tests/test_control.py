@@ -105,6 +105,29 @@ async def test_the_doors_are_tried_in_the_order_of_the_contract(
     assert release.drain.phase == "serving"
 
 
+async def test_who_comes_without_the_token_reads_what_is_missing() -> None:
+    """Each by its own title, and by a detail that stands alone in a terminal."""
+    closed, release = Release(drain=closed_drain()), Release()
+    answers = [
+        await closed.client.get(REPORT_PATH, headers=AUTHORIZED),
+        await release.client.get(REPORT_PATH),
+        await release.client.get(REPORT_PATH, headers=WRONG),
+        await release.client.get(REPORT_PATH, headers=AUTHORIZED | CROSS_SITE),
+    ]
+    said = [(a.status_code, a.json()["title"], a.json()["detail"]) for a in answers]
+    needed = "The control token is needed"
+    assert said[:3] == [
+        (
+            403,
+            "Control is closed",
+            "this app has no token: set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE there",
+        ),
+        (401, needed, "send the control token once, as Authorization: Bearer <token>"),
+        (401, needed, "Authorization must be Bearer and the token of this app"),
+    ]
+    assert said[3][:2] == (403, "Not from here")
+
+
 def closed_drain() -> Drain:
     return Drain()
 

@@ -59,6 +59,10 @@ class Forbidden(DrainError):
     code = "RUNTIME_CONTROL_FORBIDDEN"
 
 
+class Closed(Forbidden):
+    """Raised when no token is configured, so that none can be right."""
+
+
 class Unauthorized(DrainError):
     """Raised when the token is missing or wrong."""
 
@@ -97,7 +101,8 @@ class NoSuchPath(DrainError):
 
 STATUS: Mapping[type[DrainError], tuple[int, str]] = {
     Forbidden: (403, "Not from here"),
-    Unauthorized: (401, "A token is needed"),
+    Closed: (403, "Control is closed"),
+    Unauthorized: (401, "The control token is needed"),
     NoSuchPath: (404, "No such endpoint"),
     MethodNotAllowed: (405, "No such method here"),
     MediaType: (415, "The body must be application/json"),
@@ -201,10 +206,16 @@ class Control:
         if self._trusted:
             return
         if not self._drain.tokens:
-            raise Forbidden("control is closed: no token is configured")
+            raise Closed(
+                "this app has no token: set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE there"
+            )
         given = request.headers.getlist("authorization")
-        if len(given) != 1 or not self._drain.tokens.accept(given[0].encode("latin-1")):
-            raise Unauthorized("Authorization must be Bearer and the control token")
+        if len(given) != 1:
+            raise Unauthorized(
+                "send the control token once, as Authorization: Bearer <token>"
+            )
+        if not self._drain.tokens.accept(given[0].encode("latin-1")):
+            raise Unauthorized("Authorization must be Bearer and the token of this app")
 
     # Endpoints
 

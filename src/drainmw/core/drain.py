@@ -146,7 +146,8 @@ class Lifecycle:
         if self.run is not None:
             if _identity(self.run.request) == _identity(request):
                 return True
-            raise AlreadyStarted
+            same_nonce = request.nonce == self.run.request.nonce
+            raise AlreadyStarted(same_nonce=same_nonce)
         if self.revision not in (None, request.source_revision):
             raise RevisionMismatch(str(self.revision))
         self._move(Event.BEGIN)
