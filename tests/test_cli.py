@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,8 @@ def test_a_person_goes_through_the_whole_life_of_a_release(
     report = call("report").splitlines()
     assert report[0] == f"phase      drained  (epoch {epoch + 1})"
     assert f"nonce      {nonce}" in report
-    assert f"source     {SOURCE}" in report
-    assert "target     unknown" in report
+    assert f"drains     {SOURCE}" in report
+    assert "for        unknown" in report
     assert call("resume") == f"serving  (epoch {epoch + 2})\n"
     assert call("resume", "--nonce", nonce) == f"serving  (epoch {epoch + 2})\n"
 
@@ -237,11 +238,11 @@ def test_a_begin_that_waits_shows_a_line_for_every_change(
             process.out.wait_for_text("http 1 ")
             second.let_go()
             assert process.exit_code() == 0
-    lines = [re.sub(r"\d+\.\d s|\d+ms", "N", line) for line in process.out.lines]
+    lines = [re.sub(r"\d+\.\d s", "N", line) for line in process.out.lines]
     assert lines == [
         f"drain begun, nonce {nonce}",
         f"draining  {BUSY.replace('1', '2')}  N left  POST /held N, POST /held N",
-        f"draining  {BUSY}  N left  POST /held N, POST /held N",
+        f"draining  {BUSY}  N left  POST /held N",
         f"drained  {IDLE}",
     ]
     assert process.err.text == ""
@@ -253,7 +254,7 @@ def test_a_begin_that_waits_changes_one_line_of_a_terminal(
     with Held(release.port) as held:
         begin = ("begin", "--wait", "--nonce", nonce, "--control", str(release.control))
         with running("-m", "drainmw", *begin, terminal=True) as process:
-            process.out.wait_for_text(r"left  POST /held \d+ms(.*left.*){2}")
+            process.out.wait_for_text(r"left  POST /held \d+\.\d s(.*left.*){2}")
             held.let_go()
             assert process.exit_code() == 0
     first, shown, end = process.out.text.split("\r\n")
@@ -262,7 +263,7 @@ def test_a_begin_that_waits_changes_one_line_of_a_terminal(
     assert frames[0] == ""
     assert len(frames) >= 4
     for frame in frames[1:-1]:
-        expected = rf"draining  {BUSY}  2\d\.\d s left  POST /held \d+ms"
+        expected = rf"draining  {BUSY}  2\d\.\d s left  POST /held \d+\.\d s"
         assert re.fullmatch(expected, frame)
     assert frames[-1] == f"drained  {IDLE}"
 
@@ -287,8 +288,8 @@ def test_a_release_that_does_not_know_its_revision_is_unknown(closed: Served) ->
     assert status["sourceRevision"] == "0" * 40
     assert status["targetRevision"] == TARGET
     report = call("report").splitlines()
-    assert "source     unknown" in report
-    assert f"target     {TARGET}" in report
+    assert "drains     unknown" in report
+    assert f"for        {TARGET}" in report
 
 
 # Exit code 1: the drain failed
@@ -514,6 +515,44 @@ def test_an_app_that_is_not_ours_is_refused(release: Served) -> None:
         "drainmw: RUNTIME_CONTROL_NOT_FOUND: "
         "the answer, 200, is not one of drainmw's control endpoints"
     )
+
+
+# Exit code 130: interrupted
+
+# Ctrl-C is ignored in what a script starts in the background, such as these tests.
+INTERRUPTIBLE = """
+import signal, sys
+from drainmw.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["begin", "wait"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["a pipe", "a terminal"])
+def test_who_stops_watching_reads_that_the_drain_goes_on(
+    release: Served, nonce: str, command: str, terminal: bool
+) -> None:
+    target = ("--nonce", nonce, "--control", str(release.control))
+    watch = ("begin", "--wait", *target) if command == "begin" else ("wait", *target)
+    with Held(release.port) as held:
+        if command == "wait":
+            assert drainmw("begin", *target).exit_code == 0
+        with running("-c", INTERRUPTIBLE, *watch, terminal=terminal) as process:
+            process.out.wait_for_text("draining")
+            process.signal(signal.SIGINT)
+            assert process.exit_code() == 130
+        assert _last_line(process) == (
+            "drainmw: the drain goes on; "
+            "`drainmw wait` watches it again, `drainmw resume` ends it"
+        )
+        assert "Traceback" not in process.err.text
+        assert (release.report()["phase"], release.report()["nonce"]) == (
+            "draining",
+            nonce,
+        )
+        held.let_go()
+    assert drainmw("wait", *target).exit_code == 0
 
 
 # Starting quickly

@@ -107,7 +107,7 @@ async def test_a_waiting_drain_names_its_oldest_blockers(
         assert 1 <= len(waits) <= 2
         assert waits[0]["event"] == "drain waiting"
         assert waits[0]["blockers"] == (
-            "GET /%1B%5D0;x%07%0Afake%20line 2000ms, GET /second 2000ms"
+            "GET /%1B%5D0;x%07%0Afake%20line 2.0 s, GET /second 2.0 s"
         )
         assert (waits[0]["http"], waits[0]["remaining_ms"]) == (2, 5000)
     assert "hidden" not in caplog.text

@@ -85,7 +85,7 @@ def test_a_drain_that_waits_names_the_oldest_blockers_again_and_again(
             with request:
                 request.let_go()
         release.wait_for_event("drain ended")
-        assert re.sub(r"\d+ms", "N", waiting["blockers"]) == (
+        assert re.sub(r"\d+\.\d s", "N", waiting["blockers"]) == (
             "POST /first N, POST /second N, POST /third N"
         )
         assert (waiting["http"], waiting["phase"]) == (4, "draining")
@@ -132,7 +132,7 @@ def test_a_hostile_path_is_percent_encoded_wherever_it_is_shown(
     ):
         begin(release)
         waiting = release.wait_for_event("drain waiting")
-        assert re.fullmatch(rf"POST {re.escape(SHOWN)} \d+ms", waiting["blockers"])
+        assert re.fullmatch(rf"POST {re.escape(SHOWN)} \d+\.\d s", waiting["blockers"])
         assert release.report()["blockers"][0]["path"] == SHOWN
 
         target = ("--control", str(release.control))
