@@ -413,6 +413,19 @@ def test_a_url_file_that_is_not_there_is_named() -> None:
     assert said.startswith("drainmw: DRAINMW_URL_FILE cannot be read: /no/such: ")
 
 
+def test_two_targets_in_variables_are_one_too_many(tmp_path: Path) -> None:
+    file = tmp_path / "control"
+    file.write_text("/run/c.sock\n")
+    for control in (
+        {"DRAINMW_CONTROL": "/run/c.sock"},
+        {"DRAINMW_CONTROL_FILE": str(file)},
+    ):
+        said = refusal("report", code=2, DRAINMW_URL="http://h", **control)
+        assert said == (
+            "drainmw: DRAINMW_URL and DRAINMW_CONTROL are both set; name one by a flag"
+        )
+
+
 # Exit code 3: unreachable
 
 

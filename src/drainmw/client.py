@@ -269,7 +269,11 @@ def found(
     if url and control:
         raise SettingsError("--url and --control exclude each other")
     target = url or (None if control else _variable("DRAINMW_URL"))
-    socket = control or (None if target else _variable("DRAINMW_CONTROL"))
+    socket = control or (None if url else _variable("DRAINMW_CONTROL"))
+    if target is not None and socket is not None:
+        raise SettingsError(
+            "DRAINMW_URL and DRAINMW_CONTROL are both set; name one by a flag"
+        )
     if socket is not None:
         return {"control": socket}
     if target is None:
