@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drainmw import IntakeRefused
+from drainmw.errors import Misuse
 from drainmw.sources.base import Explains, WorkSource
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.testing import ManualClock
@@ -140,7 +141,7 @@ async def test_a_request_in_flight_may_still_spawn() -> None:
 def test_outside_a_loop_the_coroutine_is_closed_and_nothing_counted() -> None:
     tasks = TaskRegistry()
     coro = job()
-    with pytest.raises(RuntimeError, match="no running event loop"):
+    with pytest.raises(Misuse, match="needs a running event loop: call it in an async"):
         tasks.spawn(coro)
     assert inspect.getcoroutinestate(coro) == inspect.CORO_CLOSED
     assert tasks.count().jobs == 0
@@ -175,20 +176,52 @@ def test_a_job_of_another_loop_settles_here() -> None:
     assert tasks.count().jobs == 0
 
 
-async def test_a_job_that_is_not_a_coroutine_is_not_counted() -> None:
+async def test_another_thread_spawns_as_the_message_says() -> None:
+    tasks, go = TaskRegistry(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(
+        lambda: loop.call_soon_threadsafe(lambda: tasks.spawn(job(go)))
+    )
+    await calm()
+    assert tasks.count().jobs == 1
+    go.set()
+    await tasks.settled()
+
+
+@pytest.mark.parametrize("bad", [job, None, 5], ids=["not called", "none", "a number"])
+async def test_a_job_that_is_not_a_coroutine_is_not_counted(bad: Any) -> None:
     tasks = TaskRegistry()
-    bad: Any = NotACoroutine()
-    with pytest.raises(TypeError):
+    with pytest.raises(Misuse) as refused:
         tasks.spawn(bad)
-    assert bad.closed
+    assert str(refused.value) == (
+        f"spawn takes a coroutine, such as work(), not {bad!r}"
+    )
     assert tasks.count().jobs == 0
 
 
-class NotACoroutine:
-    closed = False
+async def test_a_coroutine_of_another_kind_is_a_job_too() -> None:
+    """As compilers make them; asyncio takes what has the methods."""
+    tasks = TaskRegistry()
+    assert await tasks.spawn(Compiled(job())) == "done"
+
+
+class Compiled(Coroutine[Any, Any, str]):
+    """Not of the type that an `async def` makes."""
+
+    def __init__(self, inner: Coroutine[Any, Any, str]) -> None:
+        self._inner = inner
+
+    def send(self, value: Any) -> Any:
+        return self._inner.send(value)
+
+    def throw(self, *how: Any) -> Any:
+        return self._inner.throw(*how)
 
     def close(self) -> None:
-        self.closed = True
+        self._inner.close()
+
+    def __await__(self) -> Any:
+        return self._inner.__await__()
 
 
 Spawn = Callable[[Coroutine[Any, Any, str]], "asyncio.Task[str]"]
