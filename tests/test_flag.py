@@ -27,6 +27,13 @@ def test_a_flag_is_false_until_it_is_set() -> None:
     assert not flag
 
 
+def test_a_flag_shows_whether_it_is_set() -> None:
+    flag = Flag()
+    assert repr(flag) == "<Flag not set>"
+    flag.set()
+    assert repr(flag) == "<Flag set>"
+
+
 async def test_a_set_flag_is_not_waited_for() -> None:
     flag = Flag()
     flag.set()
