@@ -84,9 +84,17 @@ def test_a_directory_that_others_can_enter_is_refused(
     directory.mkdir()
     directory.chmod(wide)
     assert refusal(directory / "c.sock") == (
-        f"directory {directory} must be of mode 0700 "
-        f"(chmod 700 {directory}), or name another one"
+        f"directory {directory} must be of mode 0700; name a directory of its own, "
+        f"such as {directory}/drainmw, which is made so if it does not exist"
     )
+
+
+def test_the_directory_that_the_refusal_names_is_made(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    said = refusal(tmp_path / "c.sock")
+    named = Path(said.split("such as ")[1].split(",")[0])
+    with bound(named / "c.sock"):
+        assert mode(named) == 0o700
 
 
 def test_a_directory_without_a_parent_is_refused(tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def _check_directory(directory: Path) -> None:
         raise SettingsError(f"directory {directory} must belong to this user")
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise SettingsError(
-            f"directory {directory} must be of mode 0700 "
-            f"(chmod 700 {directory}), or name another one"
+            f"directory {directory} must be of mode 0700; name a directory of its own, "
+            f"such as {directory / 'drainmw'}, which is made so if it does not exist"
         )
 
 
