@@ -207,6 +207,9 @@ async def test_a_form_of_a_web_page_changes_nothing() -> None:
         ("x y", False),
         (".local", False),
         ("127.0.0.1@evil.com", False),
+        ("[::1]evil.com", False),
+        ("localhost:@evil.com", False),
+        ("localhost:80:80", False),
     ],
 )
 async def test_a_foreign_host_is_refused(host: str, known: bool) -> None:

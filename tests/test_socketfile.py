@@ -28,10 +28,11 @@ only_root = pytest.mark.skipif(
 @contextmanager
 def bound(path: Path) -> Iterator[socket.socket]:
     listener = socketfile.bind(path)
+    own = socketfile.identity(path)
     try:
         yield listener
     finally:
-        socketfile.remove(path, listener)
+        socketfile.remove(path, listener, own)
 
 
 @contextmanager
@@ -168,11 +169,12 @@ def test_a_socket_that_somebody_opened_wider_is_not_private(tmp_path: Path) -> N
 def test_removing_leaves_a_successor_alone(tmp_path: Path) -> None:
     path = control_socket(tmp_path)
     first = socketfile.bind(path)
+    own = socketfile.identity(path)
     path.unlink()
     with bound(path):
-        socketfile.remove(path, first)
+        socketfile.remove(path, first, own)
         assert path.exists()
-    socketfile.remove(path, first)  # harmless
+    socketfile.remove(path, first, own)  # harmless
 
 
 # Under `drainmw serve`

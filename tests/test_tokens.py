@@ -79,7 +79,8 @@ def test_a_file_that_cannot_be_read_stops_the_start(
 ) -> None:
     path = tmp_path if kind == "a directory" else tmp_path / "none"
     monkeypatch.setenv("DRAINMW_TOKEN_FILE", str(path))
-    with pytest.raises(SettingsError, match="DRAINMW_TOKEN_FILE cannot be read"):
+    wrong = "must be a regular file" if kind == "a directory" else "cannot be read"
+    with pytest.raises(SettingsError, match=f"DRAINMW_TOKEN_FILE {wrong}"):
         Drain()
 
 
@@ -137,3 +138,18 @@ def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(
 
 def test_tokens_are_not_shown() -> None:
     assert FIRST not in repr(Tokens(load({}, token=FIRST)))
+
+
+def test_a_changed_file_that_is_unusable_is_complained_of(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{FIRST}\n")
+    tokens = Tokens(load({}, token_file=file))
+    assert tokens.complaint is None
+    file.write_text("half")
+    assert tokens.accept(bearer(FIRST))
+    assert tokens.complaint is not None
+    assert tokens.complaint.endswith("; the tokens read before stay in force")
+    assert "half" not in tokens.complaint
+    file.write_text(f"{SECOND}\n")
+    assert tokens.accept(bearer(SECOND))
+    assert tokens.complaint is None

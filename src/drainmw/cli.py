@@ -207,7 +207,9 @@ def status(nonce: str | None, **where: Any) -> None:
     if to.as_json:
         _print_json(answer)
     else:
-        Progress().show(answer)
+        progress = Progress()
+        progress.show(answer)
+        progress.stop()
     _exit_by(answer)
 
 
@@ -305,6 +307,8 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
     from drainmw.errors import Misuse
     from drainmw.serve import Options, run
 
+    if not options["host"]:
+        raise click.UsageError("--host must name an address; 0.0.0.0 is all of them")
     if options["uds"] is not None and _given(ctx, "host", "port"):
         raise click.UsageError("--uds takes the place of --host and --port")
     try:

@@ -48,6 +48,7 @@ from drainmw.release import Drain
 
 BODY_MAXIMUM = 16 * 1024  # bytes
 DISCARD_MAXIMUM = 16 * 2**20  # bytes read of a body too large, so that 413 is seen
+_PORT = re.compile(r"(?<=[^:]):[0-9]*$")
 _LOCAL_NAME = re.compile(r"[a-z0-9_-]+|([a-z0-9_-]+\.)+(localhost|local|internal|test)")
 
 Headers = Mapping[str, str]
@@ -171,7 +172,7 @@ class Control:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, path: str) -> Response:
-        method, endpoint = self._routes.get(path, ("GET", _nowhere))
+        method, endpoint = self._routes.get(path, (request.method, _nowhere))
         self._check_marks(request)
         if not (path == METRICS_PATH and self._drain.settings.metrics_public):
             self._check_token(request)
@@ -193,11 +194,12 @@ class Control:
 
     def _is_known(self, host: str) -> bool:
         """Not a name that somebody else could register and point here."""
-        name = _without_port(host).lower().removesuffix(".")
+        name = _PORT.sub("", host).lower().removesuffix(".")
         if name in self._drain.settings.control_hosts or _LOCAL_NAME.fullmatch(name):
             return True
+        bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
         try:
-            ipaddress.ip_address(name.strip("[]"))
+            ipaddress.ip_address(bare)
         except ValueError:
             return False
         return True
@@ -313,9 +315,3 @@ def problem(exc: DrainError) -> Response:
 
 def _allowed(method: str) -> str:
     return "GET, HEAD" if method == "GET" else method
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if host.count(":") == 1 else host

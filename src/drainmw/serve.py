@@ -88,10 +88,12 @@ def run(options: Options) -> int:
         control = None
         if options.control:
             control = socketfile.bind(options.control)
-            opened.callback(socketfile.remove, options.control, control)
+            own = socketfile.identity(options.control)
+            opened.callback(socketfile.remove, options.control, control, own)
         if options.uds:
             listener = socketfile.bind_public(options.uds, BACKLOG)
-            opened.callback(socketfile.remove, options.uds, listener)
+            own = socketfile.identity(options.uds)
+            opened.callback(socketfile.remove, options.uds, listener, own)
         else:
             listener = listen(options.host, options.port)
             opened.callback(listener.close)

@@ -1,6 +1,7 @@
 """The task registry: jobs of any loop, counted from spawn to done."""
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -243,3 +244,25 @@ async def test_a_refused_spawn_wakes_who_waits_for_the_last_job(held: bool) -> N
     await task
     async with asyncio.timeout(1):
         await settled
+
+
+async def test_a_job_that_nobody_holds_on_to_is_not_lost() -> None:
+    """A loop keeps but weak references to its tasks."""
+    tasks = TaskRegistry()
+    ended: list[str] = []
+
+    async def waits_for_what_only_it_knows() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("lost")
+
+    task_id = id(tasks.spawn(waits_for_what_only_it_knows(), name="orphan"))
+    await calm()
+    gc.collect()
+    assert ended == []
+    assert tasks.count() == (1, 0)
+    (task,) = [t for t in asyncio.all_tasks() if id(t) == task_id]
+    task.cancel()
+    await calm()
+    assert tasks.count() == (0, 0)

@@ -42,6 +42,8 @@ class TaskRegistry:
         self._clock = clock
         self._is_fed = is_fed
         self._jobs: dict[object, Running] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """A loop has but weak references to its tasks; a job must not get lost."""
         self._held = False
         self._changed = Flag()
 
@@ -73,6 +75,8 @@ class TaskRegistry:
             self._end(job)
             coro.close()
             raise
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: self._end(job))
         return task
 
