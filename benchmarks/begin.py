@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from secrets import token_urlsafe
 
-from drainmw.contract import PROTOCOL, BeginRequest
+from drainmw.bodies import BeginRequest
+from drainmw.contract import PROTOCOL
 
 
 def begin_request() -> BeginRequest:

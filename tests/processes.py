@@ -104,6 +104,8 @@ class Process:
     ) -> None:
         ours = ("DRAINMW_", "COLUMNS")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+        path = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
+        inherited["PYTHONPATH"] = os.pathsep.join(path)  # for `tests.served_app`
         out_reads, out_writes = _terminal() if terminal else os.pipe()
         err_reads, err_writes = (out_reads, out_writes) if terminal else os.pipe()
         self.popen = subprocess.Popen(

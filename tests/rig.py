@@ -8,14 +8,8 @@ import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drainmw import Drain, DrainMiddleware
-from drainmw.contract import (
-    BEGIN_PATH,
-    PROTOCOL,
-    REPORT_PATH,
-    RESUME_PATH,
-    STATUS_PATH,
-    BeginRequest,
-)
+from drainmw.bodies import BeginRequest
+from drainmw.contract import BEGIN_PATH, PROTOCOL, REPORT_PATH, RESUME_PATH, STATUS_PATH
 from drainmw.testing import AsgiDriver, http_scope
 
 NONCE = "n" * 43

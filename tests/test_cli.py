@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,8 @@ def test_a_person_goes_through_the_whole_life_of_a_release(
     report = call("report").splitlines()
     assert report[0] == f"phase      drained  (epoch {epoch + 1})"
     assert f"nonce      {nonce}" in report
-    assert f"source     {SOURCE}" in report
-    assert "target     unknown" in report
+    assert f"drains     {SOURCE}" in report
+    assert "for        unknown" in report
     assert call("resume") == f"serving  (epoch {epoch + 2})\n"
     assert call("resume", "--nonce", nonce) == f"serving  (epoch {epoch + 2})\n"
 
@@ -237,11 +238,11 @@ def test_a_begin_that_waits_shows_a_line_for_every_change(
             process.out.wait_for_text("http 1 ")
             second.let_go()
             assert process.exit_code() == 0
-    lines = [re.sub(r"\d+\.\d s|\d+ms", "N", line) for line in process.out.lines]
+    lines = [re.sub(r"\d+\.\d s", "N", line) for line in process.out.lines]
     assert lines == [
         f"drain begun, nonce {nonce}",
         f"draining  {BUSY.replace('1', '2')}  N left  POST /held N, POST /held N",
-        f"draining  {BUSY}  N left  POST /held N, POST /held N",
+        f"draining  {BUSY}  N left  POST /held N",
         f"drained  {IDLE}",
     ]
     assert process.err.text == ""
@@ -253,7 +254,7 @@ def test_a_begin_that_waits_changes_one_line_of_a_terminal(
     with Held(release.port) as held:
         begin = ("begin", "--wait", "--nonce", nonce, "--control", str(release.control))
         with running("-m", "drainmw", *begin, terminal=True) as process:
-            process.out.wait_for_text(r"left  POST /held \d+ms(.*left.*){2}")
+            process.out.wait_for_text(r"left  POST /held \d+\.\d s(.*left.*){2}")
             held.let_go()
             assert process.exit_code() == 0
     first, shown, end = process.out.text.split("\r\n")
@@ -262,7 +263,7 @@ def test_a_begin_that_waits_changes_one_line_of_a_terminal(
     assert frames[0] == ""
     assert len(frames) >= 4
     for frame in frames[1:-1]:
-        expected = rf"draining  {BUSY}  2\d\.\d s left  POST /held \d+ms"
+        expected = rf"draining  {BUSY}  2\d\.\d s left  POST /held \d+\.\d s"
         assert re.fullmatch(expected, frame)
     assert frames[-1] == f"drained  {IDLE}"
 
@@ -287,8 +288,8 @@ def test_a_release_that_does_not_know_its_revision_is_unknown(closed: Served) ->
     assert status["sourceRevision"] == "0" * 40
     assert status["targetRevision"] == TARGET
     report = call("report").splitlines()
-    assert "source     unknown" in report
-    assert f"target     {TARGET}" in report
+    assert "drains     unknown" in report
+    assert f"for        {TARGET}" in report
 
 
 # Exit code 1: the drain failed
@@ -412,6 +413,19 @@ def test_a_url_file_that_is_not_there_is_named() -> None:
     assert said.startswith("drainmw: DRAINMW_URL_FILE cannot be read: /no/such: ")
 
 
+def test_two_targets_in_variables_are_one_too_many(tmp_path: Path) -> None:
+    file = tmp_path / "control"
+    file.write_text("/run/c.sock\n")
+    for control in (
+        {"DRAINMW_CONTROL": "/run/c.sock"},
+        {"DRAINMW_CONTROL_FILE": str(file)},
+    ):
+        said = refusal("report", code=2, DRAINMW_URL="http://h", **control)
+        assert said == (
+            "drainmw: DRAINMW_URL and DRAINMW_CONTROL are both set; name one by a flag"
+        )
+
+
 # Exit code 3: unreachable
 
 
@@ -436,22 +450,22 @@ def test_a_target_without_an_answer_is_unreachable(tmp_path: Path) -> None:
 def test_a_release_without_a_token_refuses_over_tcp(closed: Served) -> None:
     said = refusal("report", "--url", closed.address, code=4, DRAINMW_TOKEN=TOKEN)
     assert said == (
-        "drainmw: RUNTIME_CONTROL_FORBIDDEN: control is closed: no token is configured"
+        "drainmw: RUNTIME_CONTROL_FORBIDDEN: "
+        "this app has no token: set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE there"
     )
 
 
 def test_a_missing_and_a_wrong_token_are_refused(
     release: Served, tmp_path: Path
 ) -> None:
-    said = (
-        "drainmw: RUNTIME_CONTROL_UNAUTHORIZED: "
-        "Authorization must be Bearer and the control token"
-    )
+    code = "drainmw: RUNTIME_CONTROL_UNAUTHORIZED: "
+    none = f"{code}send the control token once, as Authorization: Bearer <token>"
+    wrong = f"{code}Authorization must be Bearer and the token of this app"
     url = ("--url", release.address)
     two_wrong = str(token_file(tmp_path, OTHER_TOKEN, "y" * 43))
-    assert refusal("report", *url, code=4) == said
-    assert refusal("begin", *url, code=4, DRAINMW_TOKEN=OTHER_TOKEN) == said
-    assert refusal("cordon", *url, code=4, DRAINMW_TOKEN_FILE=two_wrong) == said
+    assert refusal("report", *url, code=4) == none
+    assert refusal("begin", *url, code=4, DRAINMW_TOKEN=OTHER_TOKEN) == wrong
+    assert refusal("cordon", *url, code=4, DRAINMW_TOKEN_FILE=two_wrong) == wrong
     assert release.report()["phase"] == "serving"
 
 
@@ -468,18 +482,24 @@ def test_what_does_not_fit_the_drain_that_stands_is_refused(
     assert refusal("wait", "--nonce", nonce, *target, code=4) == not_found
 
     assert drainmw("begin", "--nonce", nonce, *target).exit_code == 0
+    code = "drainmw: RUNTIME_DRAIN_ALREADY_STARTED: "
     another = (
-        "drainmw: RUNTIME_DRAIN_ALREADY_STARTED: "
-        "another drain has begun; it is untouched"
+        f"{code}another drain has begun, or has ended and stands; it is untouched. "
+        "Only a resume with its nonce ends it"
+    )
+    other_revisions = (
+        f"{code}this nonce's drain has begun with other revisions; it is untouched. "
+        "Repeat them, or choose a new nonce once it was resumed"
     )
     assert refusal("begin", "--nonce", OTHER_NONCE, *target, code=4) == another
     assert refusal("begin", *target, code=4) == another
     other_target = ("--target", OTHER_REVISION)
     begin = ("begin", "--nonce", nonce, *other_target, *target)
-    assert refusal(*begin, code=4) == another
+    assert refusal(*begin, code=4) == other_revisions
     assert refusal("status", "--nonce", OTHER_NONCE, *target, code=4) == not_found
-    assert refusal("cordon", *target, code=4).startswith(
-        "drainmw: RUNTIME_DRAIN_ALREADY_STARTED: cordon is not possible while dr"
+    assert re.fullmatch(
+        f"{code}cordon is not possible while (draining|drained); resume first",
+        refusal("cordon", *target, code=4),
     )
 
     assert drainmw("resume", *target).exit_code == 0
@@ -508,6 +528,44 @@ def test_an_app_that_is_not_ours_is_refused(release: Served) -> None:
         "drainmw: RUNTIME_CONTROL_NOT_FOUND: "
         "the answer, 200, is not one of drainmw's control endpoints"
     )
+
+
+# Exit code 130: interrupted
+
+# Ctrl-C is ignored in what a script starts in the background, such as these tests.
+INTERRUPTIBLE = """
+import signal, sys
+from drainmw.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["begin", "wait"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["a pipe", "a terminal"])
+def test_who_stops_watching_reads_that_the_drain_goes_on(
+    release: Served, nonce: str, command: str, terminal: bool
+) -> None:
+    target = ("--nonce", nonce, "--control", str(release.control))
+    watch = ("begin", "--wait", *target) if command == "begin" else ("wait", *target)
+    with Held(release.port) as held:
+        if command == "wait":
+            assert drainmw("begin", *target).exit_code == 0
+        with running("-c", INTERRUPTIBLE, *watch, terminal=terminal) as process:
+            process.out.wait_for_text("draining")
+            process.signal(signal.SIGINT)
+            assert process.exit_code() == 130
+        assert _last_line(process) == (
+            "drainmw: the drain goes on; "
+            "`drainmw wait` watches it again, `drainmw resume` ends it"
+        )
+        assert "Traceback" not in process.err.text
+        assert (release.report()["phase"], release.report()["nonce"]) == (
+            "draining",
+            nonce,
+        )
+        held.let_go()
+    assert drainmw("wait", *target).exit_code == 0
 
 
 # Starting quickly
@@ -540,7 +598,7 @@ def test_a_command_that_asks_imports_its_client_alone(
     release: Served, nonce: str
 ) -> None:
     target = ("--control", str(release.control))
-    client = {"httpx", "pydantic"}
+    client = {"httpx"}
     assert _loaded("report", *target) == client
     assert _loaded("begin", "--wait", "--nonce", nonce, *target) == client
     assert _loaded("status", *target) == client

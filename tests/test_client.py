@@ -21,9 +21,36 @@ from tests.rig import NONCE, SOURCE, TARGET, TOKEN
 
 OTHER_TOKEN = "z" * 43
 IN_FLIGHT = {"http": 1, "websocket": 0, "jobs": 0, "schedules": 0}
-DRAINING: Any = {"status": "draining", "inFlight": IN_FLIGHT}
-DRAINED: Any = {"status": "drained", "inFlight": IN_FLIGHT}
-SERVING: Any = {"phase": "serving", "inFlight": IN_FLIGHT}
+DRAINING: Any = {
+    "protocol": "forgezero-drain/v1",
+    "nonce": NONCE,
+    "sourceRevision": SOURCE,
+    "targetRevision": TARGET,
+    "timeoutMs": 5000,
+    "status": "draining",
+    "inFlight": IN_FLIGHT,
+}
+DRAINED: Any = {**DRAINING, "status": "drained"}
+SERVING: Any = {
+    "app": None,
+    "revision": None,
+    "phase": "serving",
+    "epoch": 0,
+    "nonce": None,
+    "sourceRevision": None,
+    "targetRevision": None,
+    "remainingMs": None,
+    "inFlight": IN_FLIGHT,
+    "admittedTotal": 1,
+    "refusedTotal": 0,
+    "lastAdmittedAgoMs": 12,
+    "lastRefusedAgoMs": None,
+    "failure": None,
+    "blockers": [],
+    "sources": [],
+    "workers": [],
+    "warnings": [],
+}
 
 Answer = tuple[int, Any]
 """A status and a body: bytes as they are, anything else as JSON."""
@@ -289,7 +316,7 @@ def test_a_watch_ends_with_the_drain_though_there_are_no_counters(
 ) -> None:
     failure = "broker refused" if phase == "failed" else None
     in_flight = {**IN_FLIGHT, "jobs": None, "schedules": None}
-    report: Any = {"phase": phase, "nonce": NONCE, "inFlight": in_flight}
+    report: Any = {**SERVING, "phase": phase, "nonce": NONCE, "inFlight": in_flight}
     report |= {"sourceRevision": SOURCE, "targetRevision": TARGET, "failure": failure}
     target.answers = [(200, DRAINING), UNKNOWN, (200, report)]
     *_, last = client.watch(NONCE)
@@ -392,3 +419,31 @@ def test_closing_twice_is_harmless() -> None:
     client = ControlClient(url="http://h")
     client.close()
     client.close()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"inFlight": {}},
+        {"inFlight": []},
+        {"inFlight": {**IN_FLIGHT, "jobs": None}},
+        {"inFlight": {**IN_FLIGHT, "jobs": True}},
+        {"nonce": "m" * 43},
+        {"protocol": "forgezero-drain/v2"},
+        {"status": "done"},
+    ],
+)
+def test_a_status_that_is_not_whole_is_no_proof(
+    target: Target, client: ControlClient, lie: dict[str, Any]
+) -> None:
+    target.answers = [(200, {**DRAINED, **lie})]
+    with pytest.raises(Denied, match="not one of drainmw's control endpoints"):
+        client.status(NONCE)
+
+
+def test_a_report_that_is_not_whole_is_none(
+    target: Target, client: ControlClient
+) -> None:
+    target.answers = [(200, {"phase": 1, "inFlight": 2})]
+    with pytest.raises(Denied, match="not one of drainmw's control endpoints"):
+        client.report()

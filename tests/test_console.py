@@ -117,10 +117,11 @@ def test_a_terminal_has_one_line_that_changes(now: list[float]) -> None:
     progress.show(status("failed", 1, "RUNTIME_DRAIN_TIMEOUT"))
     progress.stop()
     counters = "http 1  websocket 0  jobs 0  schedules 0"
-    blockers = "POST /a 900ms, websocket /b 80ms, jobs import 7ms"
+    young = "POST /a 0.9 s, websocket /b 0.1 s, jobs import 0.0 s"
+    older = "POST /a 2.4 s, websocket /b 1.6 s, jobs import 1.5 s"
     assert out.getvalue() == (
-        f"{ERASE}draining  {counters}  20.0 s left  {blockers}"[: 119 + len(ERASE)]
-        + f"{ERASE}draining  {counters}  18.5 s left  {blockers}"[: 119 + len(ERASE)]
+        f"{ERASE}draining  {counters}  20.0 s left  {young}"[: 119 + len(ERASE)]
+        + f"{ERASE}draining  {counters}  18.5 s left  {older}"[: 119 + len(ERASE)]
         + f"{ERASE}failed  {counters}  RUNTIME_DRAIN_TIMEOUT\n"
     )
 
@@ -200,6 +201,7 @@ def test_a_draining_release_is_described_with_all_it_waits_for() -> None:
         blockers=[
             blocker("http", "POST", "/pay", 1500),
             blocker("websocket", None, "/live", 20),
+            blocker("jobs", None, "import", 61_200),
         ],
         sources=[
             _source("tasks", held=True, error=None),
@@ -215,11 +217,12 @@ def test_a_draining_release_is_described_with_all_it_waits_for() -> None:
             "in flight  http 1  websocket 0  jobs unknown  schedules unknown",
             "admitted   12  refused 4",
             f"nonce      {NONCE}",
-            f"source     {SOURCE}",
-            "target     unknown",
+            f"drains     {SOURCE}",
+            "for        unknown",
             "time left  4.3 s",
-            "blocker    http POST /pay 1500ms",
-            "blocker    websocket websocket /live 20ms",
+            "blocker    http POST /pay 1.5 s",
+            "blocker    websocket /live 0.0 s",
+            "blocker    jobs import 61.2 s",
             "source     tasks held",
             f"source     queue open  {TAMED}",
             f"warning    {TAMED}",

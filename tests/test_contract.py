@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drainmw.contract import BeginRequest, NonceRequest, parse_json
+from drainmw.bodies import BeginRequest, NonceRequest, parse_json
 from drainmw.errors import RequestInvalid
 from tests.rig import NONCE, SOURCE, TARGET, Release, begin_json
 

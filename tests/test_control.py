@@ -1,6 +1,7 @@
 """The doors before the control endpoints, and what stands behind them."""
 
 import asyncio
+import json
 import logging
 import time
 from pathlib import Path
@@ -8,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from drainmw.contract import (
-    BEGIN_PATH,
-    CORDON_PATH,
-    METRICS_PATH,
-    REPORT_PATH,
-    RESUME_PATH,
-    STATUS_PATH,
-    UNCORDON_PATH,
-)
+from drainmw import Drain
+from drainmw.contract import BEGIN_PATH, CORDON_PATH, METRICS_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, UNCORDON_PATH
 from drainmw.control import Control
 from drainmw.testing import AsgiDriver, http_scope
 from tests.rig import (
@@ -75,7 +69,6 @@ async def ask(
 
 # Each door, and that the earlier of two neighbours wins
 
-NO_TOKEN: dict[str, Any] = {"token": None}
 LARGE = b"x" * 20_000
 
 DOORS: list[tuple[str, int, str, dict[str, str], str, bytes, bool]] = [
@@ -104,26 +97,43 @@ async def test_the_doors_are_tried_in_the_order_of_the_contract(
     assert release.drain.phase == "serving"
 
 
-def closed_drain() -> Any:
-    from drainmw import Drain
+async def test_who_comes_without_the_token_reads_what_is_missing() -> None:
+    """Each by its own title, and by a detail that stands alone in a terminal."""
+    closed, release = Release(drain=closed_drain()), Release()
+    answers = [
+        await closed.client.get(REPORT_PATH, headers=AUTHORIZED),
+        await release.client.get(REPORT_PATH),
+        await release.client.get(REPORT_PATH, headers=WRONG),
+        await release.client.get(REPORT_PATH, headers=AUTHORIZED | CROSS_SITE),
+    ]
+    said = [(a.status_code, a.json()["title"], a.json()["detail"]) for a in answers]
+    needed = "The control token is needed"
+    assert said[:3] == [
+        (
+            403,
+            "Control is closed",
+            "this app has no token: set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE there",
+        ),
+        (401, needed, "send the control token once, as Authorization: Bearer <token>"),
+        (401, needed, "Authorization must be Bearer and the token of this app"),
+    ]
+    assert said[3][:2] == (403, "Not from here")
 
+
+def closed_drain() -> Drain:
     return Drain()
 
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize(
-    ("first", "second", "status"),
-    [
-        ({**CROSS_SITE, **WRONG}, "POST GET", 403),
-        (WRONG, "POST GET", 401),
-        (AUTHORIZED, "POST GET", 405),
-    ],
+    ("headers", "status"),
+    [({**CROSS_SITE, **WRONG}, 403), (WRONG, 401), (AUTHORIZED, 405)],
 )
 async def test_every_endpoint_has_the_same_first_doors(
-    path: str, first: dict[str, str], second: str, status: int
+    path: str, headers: dict[str, str], status: int
 ) -> None:
     method = "GET" if path in POSTS else "POST"
-    answer = await ask(Release(), method, path, first, LARGE)
+    answer = await ask(Release(), method, path, headers, LARGE)
     assert answer.status == status
 
 
@@ -189,6 +199,9 @@ async def test_a_form_of_a_web_page_changes_nothing() -> None:
         ("x y", False),
         (".local", False),
         ("127.0.0.1@evil.com", False),
+        ("[::1]evil.com", False),
+        ("localhost:@evil.com", False),
+        ("localhost:80:80", False),
     ],
 )
 async def test_a_foreign_host_is_refused(host: str, known: bool) -> None:
@@ -210,7 +223,7 @@ async def test_two_hosts_are_refused_and_none_is_not() -> None:
     authorization = (b"authorization", AUTHORIZED["authorization"].encode())
     for hosts, status in (([b"127.0.0.1", b"localhost"], 403), ([], 200)):
         headers = [(b"host", host) for host in hosts] + [authorization]
-        scope = http_scope(REPORT_PATH) | {"headers": headers}
+        scope = {**http_scope(REPORT_PATH), "headers": headers}
         async with Release().call(scope) as call:
             assert (await call.receive_output())["status"] == status
 
@@ -417,8 +430,6 @@ async def test_a_begin_needs_its_media_type(
     headers = dict(AUTHORIZED)
     if media_type is not None:
         headers["content-type"] = media_type
-    import json
-
     body = json.dumps(begin_json()).encode()
     answer = await ask(release, "POST", BEGIN_PATH, headers, body)
     expected = (202, None) if accepted else (415, "RUNTIME_CONTROL_MEDIA_TYPE")

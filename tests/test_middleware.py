@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drainmw import Drain, DrainMiddleware
 from drainmw.contract import BEGIN_PATH, METRICS_PATH, STATUS_PATH
-from drainmw.errors import InstalledTwice
+from drainmw.errors import InstalledTwice, Misuse
 from drainmw.middleware import route_path
 from drainmw.testing import (
     AsgiDriver,
@@ -1010,6 +1010,25 @@ async def test_a_preflight_is_refused_where_no_headers_are_set() -> None:
 # Installing
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (new_drain(), hello),
+        lambda: (new_drain(),),
+        lambda: (None, new_drain()),
+        lambda: ("shop:app", new_drain()),
+        lambda: (hello, "drain"),
+    ],
+    ids=["swapped", "a drain alone", "no app", "a name", "no drain"],
+)
+def test_what_is_not_an_app_and_a_drain_is_an_error(given: Any) -> None:
+    with pytest.raises(Misuse) as refused:
+        DrainMiddleware(*given())
+    assert str(refused.value) == (
+        "DrainMiddleware takes the app first: DrainMiddleware(app, drain)"
+    )
+
+
 def home(_request: Request) -> Response:
     return PlainTextResponse("home")
 
@@ -1030,6 +1049,9 @@ def test_a_middleware_around_another_layer_is_found_too() -> None:
     class Layer:
         def __init__(self, app: Any) -> None:
             self.app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await self.app(scope, receive, send)
 
     inner: Any = Layer(Layer(DrainMiddleware(hello, new_drain())))
     with pytest.raises(InstalledTwice):
@@ -1060,8 +1082,11 @@ async def test_adding_us_to_an_app_that_is_wrapped_is_an_error_at_start() -> Non
     drain = new_drain()
     wrapped = DrainMiddleware(app, drain)
     app.add_middleware(DrainMiddleware, drain=drain)
-    with pytest.raises(InstalledTwice):
-        await AsgiDriverOf(wrapped).lifespan()
+    async with AsgiDriver(wrapped, {"type": "lifespan", "state": {}}) as call:
+        await call.send_input({"type": "lifespan.startup"})
+        failed = await call.receive_output()
+    assert failed["type"] == "lifespan.startup.failed"
+    assert "installed twice" in failed["message"]
 
 
 async def test_two_drains_around_each_other_count_each_request_once() -> None:

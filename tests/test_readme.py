@@ -49,7 +49,7 @@ class Shell:
 
     def run(self, line: str) -> str:
         """One command; a trailing `&` leaves it running until the end."""
-        line = line.replace("8000", str(self.port))
+        line = re.sub("800[01]", str(self.port), line)
         if line.startswith("export "):
             name, value = line.removeprefix("export ").split("=", 1)
             self._environment[name] = self._output(f"echo {value}").strip()

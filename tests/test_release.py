@@ -669,12 +669,13 @@ def test_two_loops_in_two_threads_share_one_drain() -> None:
     async def drive() -> list[str]:
         release = Release(drain=drain)
         await asyncio.to_thread(ready.wait)
-        await release.client.begin()
-        states = [await release.state()]
-        assert (await release.in_flight())["http"] == 2
-        go.set()
-        states.append(await ended(drain))
-        return states
+        try:
+            await release.client.begin()
+            states = [await release.state()]
+            assert (await release.in_flight())["http"] == 2
+        finally:
+            go.set()
+        return [*states, await ended(drain)]
 
     with ThreadPoolExecutor(2) as pool:
         servers = [pool.submit(serve, name) for name in ("a", "b")]

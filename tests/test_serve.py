@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from drainmw.contract import REPORT_PATH
+from drainmw.serve import FORCED_PAUSE
 from tests.processes import (
     APP,
     Held,
@@ -216,8 +217,12 @@ def test_a_resume_gives_the_stop_up(tmp_path: Path) -> None:
         assert (answer.status_code, "connection" in answer.headers) == (200, False)
         held.let_go()
 
-        release.signal()  # is a first one again
-        assert release.exit_code() == 0
+        with Held(release.port) as held:
+            release.signal()  # is a first one again, and ends nothing by force
+            release.wait_for_event("drain begun", 2)
+            time.sleep(FORCED_PAUSE + 0.2)
+            held.let_go()
+            assert release.exit_code() == 0
         nonces = [event["nonce"] for event in release.events("drain begun")]
         assert len(set(nonces)) == 2
         assert release.events("drain ended")[-1]["phase"] == "drained"
@@ -293,6 +298,10 @@ def test_an_app_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None:
         "drainmw: DrainMiddleware is installed twice in one chain of apps; "
         "install it once, as the outermost layer"
     )
+    hidden = (
+        "drainmw: the app adds DrainMiddleware without a drain; "
+        "it must be app.add_middleware(DrainMiddleware, drain=drain)"
+    )
     expected = {
         "no_colon": (
             'drainmw: Import string "no_colon" must be in format '
@@ -312,7 +321,7 @@ def test_an_app_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None:
             "ModuleNotFoundError: No module named 'no_such_thing'"
         ),
         "twice:app": twice,
-        "hidden:app": twice,
+        "hidden:app": hidden,
     }
     said = refused_starts(*map(refused, expected), cwd=tmp_path)
     assert dict(zip(expected, said, strict=True)) == expected
@@ -469,11 +478,8 @@ def test_an_app_that_has_wrapped_itself_is_counted_once(
     tmp_path: Path, form: str
 ) -> None:
     (tmp_path / "mine.py").write_text(WRAPPED)
-    root = str(Path(__file__).parents[1])
     with (
-        served(
-            tmp_path, app=f"mine:{form}", cwd=tmp_path, environment={"PYTHONPATH": root}
-        ) as release,
+        served(tmp_path, app=f"mine:{form}", cwd=tmp_path) as release,
         Held(release.port) as held,
     ):
         report = release.report()

@@ -28,10 +28,11 @@ only_root = pytest.mark.skipif(
 @contextmanager
 def bound(path: Path) -> Iterator[socket.socket]:
     listener = socketfile.bind(path)
+    own = socketfile.identity(path)
     try:
         yield listener
     finally:
-        socketfile.remove(path, listener)
+        socketfile.remove(path, listener, own)
 
 
 @contextmanager
@@ -84,9 +85,17 @@ def test_a_directory_that_others_can_enter_is_refused(
     directory.mkdir()
     directory.chmod(wide)
     assert refusal(directory / "c.sock") == (
-        f"directory {directory} must be of mode 0700 "
-        f"(chmod 700 {directory}), or name another one"
+        f"directory {directory} must be of mode 0700; name a directory of its own, "
+        f"such as {directory}/drainmw, which is made so if it does not exist"
     )
+
+
+def test_the_directory_that_the_refusal_names_is_made(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    said = refusal(tmp_path / "c.sock")
+    named = Path(said.split("such as ")[1].split(",")[0])
+    with bound(named / "c.sock"):
+        assert mode(named) == 0o700
 
 
 def test_a_directory_without_a_parent_is_refused(tmp_path: Path) -> None:
@@ -160,11 +169,12 @@ def test_a_socket_that_somebody_opened_wider_is_not_private(tmp_path: Path) -> N
 def test_removing_leaves_a_successor_alone(tmp_path: Path) -> None:
     path = control_socket(tmp_path)
     first = socketfile.bind(path)
+    own = socketfile.identity(path)
     path.unlink()
     with bound(path):
-        socketfile.remove(path, first)
+        socketfile.remove(path, first, own)
         assert path.exists()
-    socketfile.remove(path, first)  # harmless
+    socketfile.remove(path, first, own)  # harmless
 
 
 # Under `drainmw serve`

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from drainmw.answers import ticket_factory
-from drainmw.contract import BEGIN_PATH, BeginRequest, parse_json
+from drainmw.bodies import BeginRequest, parse_json
+from drainmw.contract import BEGIN_PATH
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
 from drainmw.core.ledger import Ledger
 from drainmw.errors import CountersInvalid, DrainError

@@ -98,7 +98,7 @@ async def answer(
     close: bool = False,
 ) -> None:
     """Send one JSON answer of ours, without a body to a HEAD."""
-    body = b"" if content is None else json.dumps(content).encode()
+    body = b"" if content is None else _encoded(content)
     start: Message = {
         "type": "http.response.start",
         "status": status,
@@ -111,6 +111,10 @@ async def answer(
             "body": b"" if scope.get("method") == "HEAD" else body,
         }
     )
+
+
+def _encoded(content: MutableMapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _described(body: bytes, media_type: str) -> list[tuple[bytes, bytes]]:
@@ -180,7 +184,7 @@ class Refusal:
         if "websocket.http.response" not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": SERVICE_RESTART})
             return
-        body = json.dumps(_problem(phase)).encode()
+        body = _encoded(_problem(phase))
         headers = [*_described(body, PROBLEM), *self._headers(phase)]
         start = {"type": "websocket.http.response.start", "status": 503}
         await send({**start, "headers": headers})
@@ -246,10 +250,19 @@ def _is_preflight(scope: Scope) -> bool:
     )
 
 
+_IN_WORDS = {
+    "draining": "it is draining",
+    "drained": "it has drained",
+    "failed": "its drain has failed",
+    "detached": "its successor has taken over",
+}
+
+
 def _problem(phase: str) -> dict[str, Any]:
     return {
         "title": "This release takes no new work",
         "status": 503,
         "code": IntakeRefused.code,
-        "detail": f"it is {phase}; the request was not touched and is safe to retry",
+        "detail": f"{_IN_WORDS.get(phase, phase)}; "
+        "the request was not touched and is safe to retry",
     }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drainmw.contract import Status
 
 UNKNOWN = "0" * 40
+INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 REPORT_PAUSE = 1.0  # seconds between two looks at the blockers
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -206,7 +207,9 @@ def status(nonce: str | None, **where: Any) -> None:
     if to.as_json:
         _print_json(answer)
     else:
-        Progress().show(answer)
+        progress = Progress()
+        progress.show(answer)
+        progress.stop()
     _exit_by(answer)
 
 
@@ -305,6 +308,8 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
     from drainmw import serve as single
     from drainmw.errors import Misuse
 
+    if not options["host"]:
+        raise click.UsageError("--host must name an address; 0.0.0.0 is all of them")
     run = single.run if workers == 1 else crew.run
     if options["uds"] is not None and _given(ctx, "host", "port"):
         raise click.UsageError("--uds takes the place of --host and --port")
@@ -359,7 +364,9 @@ def _watch(client: ControlClient, nonce: str, to: Target) -> None:
                 if answer != last:
                     _print_json(answer)
             else:
-                if answer["status"] == "draining" and time.monotonic() >= next_report:
+                moved = last is None or answer["inFlight"] != last["inFlight"]
+                due = moved or time.monotonic() >= next_report
+                if answer["status"] == "draining" and due:
                     with suppress(Denied, Unreachable):  # the watch is patient
                         progress.learn(client.report())
                     next_report = time.monotonic() + REPORT_PAUSE
@@ -369,6 +376,11 @@ def _watch(client: ControlClient, nonce: str, to: Target) -> None:
         if not exc.resumed:
             raise
         raise Failed("the drain was resumed; this release serves again") from None
+    except KeyboardInterrupt:
+        progress.stop()
+        again = "`drainmw wait` watches it again, `drainmw resume` ends it"
+        click.echo(f"drainmw: the drain goes on; {again}", err=True)
+        click.get_current_context().exit(INTERRUPTED)
     finally:
         progress.stop()
     if last is not None:

@@ -27,6 +27,7 @@ from drainmw.contract import (
     STATUS_PATH,
     UNCORDON_PATH,
     Accepted,
+    InFlight,
     Moved,
     Report,
     Status,
@@ -148,11 +149,17 @@ class ControlClient:
         """
         needed = {"status", "inFlight"}
         answer = self._ask("GET", STATUS_PATH, needed, params={"nonce": nonce})
+        if not _is_status(answer, nonce):
+            raise _not_ours(200)
         return cast(Status, answer)
 
     def report(self) -> Report:
         """Everything an operator wants to know."""
-        return cast(Report, self._ask("GET", REPORT_PATH, {"phase", "inFlight"}))
+        members = set(Report.__annotations__) - {"failure"}
+        answer = self._ask("GET", REPORT_PATH, members)
+        if not isinstance(answer["inFlight"], dict):
+            raise _not_ours(200)
+        return cast(Report, {"failure": None, **answer})
 
     def cordon(self) -> Moved:
         """Say not ready, keep admitting."""
@@ -269,7 +276,11 @@ def found(
     if url and control:
         raise SettingsError("--url and --control exclude each other")
     target = url or (None if control else _variable("DRAINMW_URL"))
-    socket = control or (None if target else _variable("DRAINMW_CONTROL"))
+    socket = control or (None if url else _variable("DRAINMW_CONTROL"))
+    if target is not None and socket is not None:
+        raise SettingsError(
+            "DRAINMW_URL and DRAINMW_CONTROL are both set; name one by a flag"
+        )
     if socket is not None:
         return {"control": socket}
     if target is None:
@@ -309,9 +320,26 @@ def _denied(status: int, answer: dict[str, Any]) -> DrainError:
     if code == DrainNotFound.code:
         return DrainNotFound(resumed=resumed)
     if not code:
-        detail = f"the answer, {status}, is not one of drainmw's control endpoints"
-        code = "RUNTIME_CONTROL_NOT_FOUND"
+        return _not_ours(status)
     return Denied(status, code, detail, resumed=resumed)
+
+
+def _not_ours(status: int) -> Denied:
+    detail = f"the answer, {status}, is not one of drainmw's control endpoints"
+    return Denied(status, "RUNTIME_CONTROL_NOT_FOUND", detail, resumed=False)
+
+
+def _is_status(answer: dict[str, Any], nonce: str) -> bool:
+    """Whether that is the status of that drain: a proof has to be whole."""
+    in_flight = answer["inFlight"]
+    return (
+        answer.get("protocol") == PROTOCOL
+        and answer.get("nonce") == nonce
+        and answer["status"] in ("draining", "drained", "failed")
+        and isinstance(in_flight, dict)
+        and in_flight.keys() == InFlight.__annotations__.keys()
+        and all(type(number) is int for number in in_flight.values())
+    )
 
 
 def _checked(url: str) -> str:

@@ -31,9 +31,11 @@ class Progress:
         self._shown: object = None
         self._deadline: float | None = None
         self._blockers: list[Blocker] = []
+        self._learned = 0.0
 
     def learn(self, report: Report) -> None:
         """Take the time left and the oldest blockers from a report."""
+        self._learned = time.monotonic()
         remaining = report["remainingMs"]
         if remaining is not None:
             self._deadline = time.monotonic() + remaining / 1000
@@ -71,8 +73,14 @@ class Progress:
             if self._deadline is not None:
                 left = max(0.0, self._deadline - time.monotonic())
                 parts.append(f"{left:.1f} s left")
-            parts.append(in_words(self._blockers))
+            parts.append(in_words(_older(self._blockers, self._learned)))
         return printable("  ".join(part for part in parts if part))
+
+
+def _older(blockers: list[Blocker], since: float) -> list[Blocker]:
+    """Blockers as of now; they grow older between two reports."""
+    passed = round((time.monotonic() - since) * 1000)
+    return [{**blocker, "ageMs": blocker["ageMs"] + passed} for blocker in blockers]
 
 
 def _counters(in_flight: Mapping[str, object]) -> str:
@@ -93,15 +101,16 @@ def describe(report: Report) -> str:
     if report["nonce"] is not None:
         lines += [
             f"nonce      {report['nonce']}",
-            f"source     {revision(report['sourceRevision'])}",
-            f"target     {revision(report['targetRevision'])}",
+            f"drains     {revision(report['sourceRevision'])}",
+            f"for        {revision(report['targetRevision'])}",
         ]
     if report.get("failure"):
         lines.append(f"failure    {report['failure']}")
     if report["remainingMs"] is not None and report["phase"] == "draining":
         lines.append(f"time left  {report['remainingMs'] / 1000:.1f} s")
     for blocker in report["blockers"]:
-        lines.append(f"blocker    {blocker['kind']} {in_words([blocker])}")
+        kind = f"{blocker['kind']} " if blocker["method"] else ""
+        lines.append(f"blocker    {kind}{in_words([blocker])}")
     for source in report["sources"]:
         state = "held" if source["held"] else "open"
         error = f"  {source['error']}" if source["error"] else ""

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from drainmw import metrics
 from drainmw.answers import PROBLEM
+from drainmw.bodies import BeginRequest, NonceRequest, parse_json
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
@@ -29,9 +30,6 @@ from drainmw.contract import (
     RESUME_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
-    BeginRequest,
-    NonceRequest,
-    parse_json,
 )
 from drainmw.errors import (
     AlreadyStarted,
@@ -51,6 +49,7 @@ from drainmw.release import Drain
 
 BODY_MAXIMUM = 16 * 1024  # bytes
 DISCARD_MAXIMUM = 16 * 2**20  # bytes read of a body too large, so that 413 is seen
+_PORT = re.compile(r"(?<=[^:]):[0-9]*$")
 _LOCAL_NAME = re.compile(r"[a-z0-9_-]+|([a-z0-9_-]+\.)+(localhost|local|internal|test)")
 
 Headers = Mapping[str, str]
@@ -60,6 +59,10 @@ class Forbidden(DrainError):
     """Raised when a request may not come here whatever it carries."""
 
     code = "RUNTIME_CONTROL_FORBIDDEN"
+
+
+class Closed(Forbidden):
+    """Raised when no token is configured, so that none can be right."""
 
 
 class Unauthorized(DrainError):
@@ -100,7 +103,8 @@ class NoSuchPath(DrainError):
 
 STATUS: Mapping[type[DrainError], tuple[int, str]] = {
     Forbidden: (403, "Not from here"),
-    Unauthorized: (401, "A token is needed"),
+    Closed: (403, "Control is closed"),
+    Unauthorized: (401, "The control token is needed"),
     NoSuchPath: (404, "No such endpoint"),
     MethodNotAllowed: (405, "No such method here"),
     MediaType: (415, "The body must be application/json"),
@@ -170,7 +174,7 @@ class Control:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, path: str) -> Response:
-        method, endpoint = self._routes.get(path, ("GET", _nowhere))
+        method, endpoint = self._routes.get(path, (request.method, _nowhere))
         self._check_marks(request)
         if not (path == METRICS_PATH and self._drain.settings.metrics_public):
             self._check_token(request)
@@ -192,11 +196,12 @@ class Control:
 
     def _is_known(self, host: str) -> bool:
         """Not a name that somebody else could register and point here."""
-        name = _without_port(host).lower().removesuffix(".")
+        name = _PORT.sub("", host).lower().removesuffix(".")
         if name in self._drain.settings.control_hosts or _LOCAL_NAME.fullmatch(name):
             return True
+        bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
         try:
-            ipaddress.ip_address(name.strip("[]"))
+            ipaddress.ip_address(bare)
         except ValueError:
             return False
         return True
@@ -205,10 +210,16 @@ class Control:
         if self._trusted:
             return
         if not self._drain.tokens:
-            raise Forbidden("control is closed: no token is configured")
+            raise Closed(
+                "this app has no token: set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE there"
+            )
         given = request.headers.getlist("authorization")
-        if len(given) != 1 or not self._drain.tokens.accept(given[0].encode("latin-1")):
-            raise Unauthorized("Authorization must be Bearer and the control token")
+        if len(given) != 1:
+            raise Unauthorized(
+                "send the control token once, as Authorization: Bearer <token>"
+            )
+        if not self._drain.tokens.accept(given[0].encode("latin-1")):
+            raise Unauthorized("Authorization must be Bearer and the token of this app")
 
     # Endpoints
 
@@ -306,9 +317,3 @@ def problem(exc: DrainError) -> Response:
 
 def _allowed(method: str) -> str:
     return "GET, HEAD" if method == "GET" else method
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if host.count(":") == 1 else host

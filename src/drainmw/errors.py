@@ -56,8 +56,20 @@ class AlreadyStarted(Refused):
 
     code = "RUNTIME_DRAIN_ALREADY_STARTED"
 
+    def __init__(self, *, same_nonce: bool = False) -> None:
+        super().__init__(same_nonce)
+        self.same_nonce = same_nonce
+
     def __str__(self) -> str:
-        return "another drain has begun; it is untouched"
+        if self.same_nonce:
+            return (
+                "this nonce's drain has begun with other revisions; it is untouched. "
+                "Repeat them, or choose a new nonce once it was resumed"
+            )
+        return (
+            "another drain has begun, or has ended and stands; it is untouched. "
+            "Only a resume with its nonce ends it"
+        )
 
 
 class RevisionMismatch(Refused):
@@ -117,7 +129,9 @@ class PhaseConflict(Refused):
         self.event = event
 
     def __str__(self) -> str:
-        return f"{self.event} is not possible while {self.phase}"
+        text = f"{self.event} is not possible while {self.phase}"
+        resumable = self.phase in ("draining", "drained", "failed")
+        return f"{text}; resume first" if resumable else text
 
 
 class Superseded(Refused):

@@ -22,6 +22,9 @@ class Flag:
         """Whether it has happened."""
         return self._event.is_set()
 
+    def __repr__(self) -> str:
+        return f"<Flag {'set' if self.is_set() else 'not set'}>"
+
     def __bool__(self) -> bool:
         return self._event.is_set()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from sys import getrefcount
 from typing import Any
 
@@ -20,9 +20,10 @@ from drainmw.answers import PROBLEM, Refusal, answer, last_answer
 from drainmw.control import Control
 from drainmw.core.drain import Gate, Phase
 from drainmw.core.ledger import GateByte, Kind, Ticket
-from drainmw.errors import GroupError, InstalledTwice
+from drainmw.errors import GroupError, InstalledTwice, Misuse
 from drainmw.log import logger
 from drainmw.release import Drain
+from drainmw.settings import unknown_variables
 
 _LAYERS_MAXIMUM = 100  # an app may hold itself
 PROBE_METHODS = frozenset(("GET", "HEAD"))
@@ -30,7 +31,11 @@ _QUALNAME = "DrainMiddleware.<locals>.drain_middleware"
 PATIENCE_PAST_DEADLINE = 1.0  # seconds a refused body is read past the deadline
 
 
-def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
+AnyApp = Callable[[Any, Any, Any], Awaitable[None]]
+"""An app of whichever framework; each has types of its own for scope and messages."""
+
+
+def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
     """Wrap an app, as the outermost layer of it.
 
     Counts its requests and WebSockets, refuses new ones once a drain begins,
@@ -41,16 +46,23 @@ def DrainMiddleware(app: ASGIApp, drain: Drain | None = None) -> ASGIApp:
 
     Raises:
         SettingsError: Names each variable that cannot be used.
+        Misuse: The two arguments are not an app and a drain.
         InstalledTwice: The app, or the app that is being built, has one already.
     """
+    given: tuple[object, object] = (app, drain)
+    if not callable(given[0]) or not isinstance(given[1], Drain | None):
+        raise Misuse("DrainMiddleware takes the app first: DrainMiddleware(app, drain)")
     drain = drain or Drain()
     _check_alone(app, drain)
     other = _Other(app, drain)
+    for name, meant in unknown_variables():
+        logger().warning("unknown variable", variable=name, meant=meant)
     if not drain.tokens:
         logger().warning(
             "control endpoints closed",
             reason="no token is configured",
-            remedy="set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE; `drainmw token` makes one",
+            remedy="set DRAINMW_TOKEN or DRAINMW_TOKEN_FILE, as `drainmw token` makes "
+            "one; the control socket of `drainmw serve` needs none",
         )
     ledger = drain.ledger
     gate = ledger.gate
@@ -127,7 +139,7 @@ _UNSHARED = _references_of_an_unshared_sender()
 class _Other:
     """Every way in but the fast path."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: AnyApp, drain: Drain) -> None:
         settings = drain.settings
         self._app = app
         self._drain = drain
@@ -147,8 +159,21 @@ class _Other:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, self._closing(scope, send))
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on; an app that turns out to be wrapped twice must not start.
+
+        A server takes any other exception for an app without lifespan.
+        """
+        try:
+            await self._app(scope, receive, send)
+        except InstalledTwice as exc:
+            logger().error("app not started", reason=str(exc))
+            await send({"type": "lifespan.startup.failed", "message": str(exc)})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
@@ -307,11 +332,11 @@ def route_path(scope: Scope) -> str:
     return path
 
 
-def installed_drain(app: ASGIApp) -> Drain | None:
+def installed_drain(app: AnyApp) -> Drain | None:
     """The drain of an app that has wrapped itself, in whichever usual way.
 
     Raises:
-        InstalledTwice: It will make a drain that nobody else can see.
+        Misuse: It will make a drain that nobody else can see.
     """
     for layer in _layers(app):
         if isinstance(drain := getattr(layer, "drain", None), Drain):
@@ -319,11 +344,14 @@ def installed_drain(app: ASGIApp) -> Drain | None:
         for planned in _planned(layer):
             if isinstance(drain := planned.kwargs.get("drain"), Drain):
                 return drain
-            raise InstalledTwice
+            raise Misuse(
+                "the app adds DrainMiddleware without a drain; "
+                "it must be app.add_middleware(DrainMiddleware, drain=drain)"
+            )
     return None
 
 
-def _check_alone(app: ASGIApp, drain: Drain) -> None:
+def _check_alone(app: AnyApp, drain: Drain) -> None:
     """Refuse a second middleware in one chain, built already or being built."""
     for layer in _layers(app):
         if isinstance(getattr(layer, "drain", None), Drain) or _planned(layer):
@@ -337,7 +365,7 @@ def _check_alone(app: ASGIApp, drain: Drain) -> None:
         frame = frame.f_back
 
 
-def _layers(app: ASGIApp) -> Iterator[Any]:
+def _layers(app: AnyApp) -> Iterator[Any]:
     """The apps inside an app, as far as they can be seen from outside."""
     layer: Any = app
     for _ in range(_LAYERS_MAXIMUM):

@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeVar
 
 from drainmw import settings as _settings
 from drainmw.answers import ticket_factory
+from drainmw.bodies import BeginRequest
 from drainmw.contract import (
     PROTOCOL,
     TIMEOUT,
-    BeginRequest,
     Blocker,
     InFlight,
     Report,

@@ -35,7 +35,7 @@ def in_words(found: Iterable[Blocker], most: int = 3) -> str:
     words = []
     for blocker in list(found)[:most]:
         what = blocker["method"] or blocker["kind"]
-        words.append(f"{what} {blocker['path']} {blocker['ageMs']}ms")
+        words.append(f"{what} {blocker['path']} {blocker['ageMs'] / 1000:.1f} s")
     return ", ".join(words)
 
 

@@ -47,6 +47,7 @@ FLUSH_PAUSE = 0.01  # seconds between two looks at the write buffers
 RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
 FORCED_PAUSE = 1.0  # seconds from a second signal to the end
 FAILED_PAUSE = 2.0  # seconds beyond the graceful timeout, once a drain has failed
+FAREWELL = 0.3  # seconds in which who watches over the control socket reads the end
 BACKLOG = 2048
 FLAGS = {
     "revision": "--revision",
@@ -95,10 +96,12 @@ def opened(options: Options) -> Iterator[tuple[socket.socket, socket.socket | No
         control = None
         if options.control:
             control = socketfile.bind(options.control)
-            stack.callback(socketfile.remove, options.control, control)
+            own = socketfile.identity(options.control)
+            stack.callback(socketfile.remove, options.control, control, own)
         if options.uds:
             listener = socketfile.bind_public(options.uds, BACKLOG)
-            stack.callback(socketfile.remove, options.uds, listener)
+            own = socketfile.identity(options.uds)
+            stack.callback(socketfile.remove, options.uds, listener, own)
         else:
             listener = listen(options.host, options.port)
             stack.callback(listener.close)
@@ -267,6 +270,8 @@ class _Release:
             except SystemExit:  # lifespan failed, and uvicorn has said so
                 logger().error("app did not start", app=self._options.app)
             finally:
+                if self._control_listener is not None:
+                    await asyncio.sleep(FAREWELL)
                 self._control.should_exit = True
                 await control
 

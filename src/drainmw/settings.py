@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
@@ -30,6 +32,23 @@ from drainmw.tokens import TOKEN, TOKEN_FORM
 PREFIX = "DRAINMW_"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OFF = frozenset(("", "off", "none"))
+
+_OWN_HEADERS = frozenset(
+    (
+        "cache-control",
+        "connection",
+        "content-length",
+        "content-type",
+        "drainmw-refused",
+        "keep-alive",
+        "retry-after",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+"""What frames a refusal, or is set by one; a second one would contradict it."""
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -59,11 +78,15 @@ def _headers(value: object) -> object:
         raise ValueError("not headers")
     pairs = []
     for pair in value:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ValueError("not a header")
         name, text = pair
         if not (isinstance(name, str) and _HEADER_NAME.fullmatch(name)):
             raise ValueError("not a header name")
         if not (isinstance(text, str) and text.isprintable() and text.isascii()):
             raise ValueError("not a header value")
+        if name.lower() in _OWN_HEADERS:
+            raise ValueError("not a header of the app")
         pairs.append((name.lower(), text))
     return tuple(pairs)
 
@@ -101,9 +124,10 @@ RIGHT_FORM = {
     "lame_duck": "a number of seconds from 0 to 600",
     "graceful_timeout": "a number of seconds from 0.1 to 600",
     "readiness_path": 'a path such as "/readyz", or "off"',
-    "liveness_path": 'a path such as "/livez", or "off"',
+    "liveness_path": 'a path such as "/livez", not that of readiness, or "off"',
     "retry_after": "a whole number of seconds from 0 to 3600",
-    "refusal_headers": 'lines of "name: value", or a mapping of them',
+    "refusal_headers": 'lines of "name: value", or a mapping of them, '
+    "and none that a refusal sets itself, such as content-length or retry-after",
     "control_hosts": "host names separated by commas",
     "metrics_public": "true or false",
     "refused_body_bytes": "a whole number of bytes from 0 to 1073741824",
@@ -145,7 +169,7 @@ class Settings(BaseModel):
     graceful_timeout: Seconds = Field(3.0, ge=0.1, le=600, allow_inf_nan=False)
     """What `serve` leaves the server to stop in, once the drain has ended."""
     readiness_path: OptionalPath = "/readyz"
-    liveness_path: OptionalPath = "/livez"
+    liveness_path: OptionalPath = Field("/livez", validate_default=True)
     retry_after: Whole = Field(1, ge=0, le=3600)
     """Seconds, on every refusal."""
     refusal_headers: Annotated[Headers, BeforeValidator(_headers)] = ()
@@ -186,6 +210,15 @@ class Settings(BaseModel):
             raise ValueError("a coroutine is always true")
         return value
 
+    @field_validator("liveness_path")
+    @classmethod
+    def _not_the_readiness_path(
+        cls, value: str | None, info: ValidationInfo
+    ) -> str | None:
+        if value is not None and value == info.data.get("readiness_path"):
+            raise ValueError("one path cannot answer both")
+        return value
+
     @field_validator("app")
     @classmethod
     def _app_form(cls, value: str | None) -> str | None:
@@ -194,6 +227,7 @@ class Settings(BaseModel):
         return value
 
 
+_READ_ELSEWHERE = frozenset(("CONTROL", "CONTROL_FILE", "URL", "URL_FILE"))
 _FROM_CODE_ALONE = frozenset(("admit", "redact_path"))
 
 
@@ -223,6 +257,26 @@ def load(environ: Mapping[str, str] | None = None, **keywords: Any) -> Settings:
     except ValidationError as exc:
         wrong = dict.fromkeys(str(error["loc"][0]) for error in exc.errors())
     raise SettingsError("; ".join(_complaint(name, values) for name in wrong))
+
+
+def unknown_variables(
+    environ: Mapping[str, str] | None = None,
+) -> list[tuple[str, str | None]]:
+    """`DRAINMW_*` variables that nobody reads, each with what was likely meant."""
+    given = os.environ if environ is None else environ
+    settings = Settings.model_fields.keys() - _FROM_CODE_ALONE
+    known = {name.upper() for name in settings} | _READ_ELSEWHERE
+    unknown = [
+        name.removeprefix(PREFIX)
+        for name in sorted(given)
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known
+    ]
+    return [(PREFIX + name, _likely_meant(name, known)) for name in unknown]
+
+
+def _likely_meant(name: str, known: Collection[str]) -> str | None:
+    """Told without the prefix, which makes any two of them alike."""
+    return next((PREFIX + found for found in get_close_matches(name, known, 1)), None)
 
 
 def _switched_off(keywords: Mapping[str, Any]) -> dict[str, None]:

@@ -6,6 +6,7 @@ in a directory of mode 0700, and looked at once it stands.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -62,13 +63,18 @@ def check(path: Path) -> None:
     check_directory(path.parent)
 
 
-def remove(path: Path, listener: socket.socket) -> None:
-    """Close, and unlink the file if it is a socket that nobody listens on."""
+def identity(path: Path) -> tuple[int, int]:
+    """What tells a file from a later one of the same name."""
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def remove(path: Path, listener: socket.socket, was: tuple[int, int]) -> None:
+    """Close, and unlink the file if it is still the one that we bound."""
+    with contextlib.suppress(OSError):  # removed by somebody else
+        if identity(path) == was:
+            path.unlink()
     listener.close()
-    try:
-        _clear(path, "socket")
-    except (OSError, SettingsError):  # somebody else's by now
-        return
 
 
 def peer_is_owner(peer: socket.socket) -> bool:
@@ -100,8 +106,8 @@ def check_directory(directory: Path, what: str = "control socket") -> None:
         raise SettingsError(f"directory {directory} must belong to this user")
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise SettingsError(
-            f"directory {directory} must be of mode 0700 "
-            f"(chmod 700 {directory}), or name another one"
+            f"directory {directory} must be of mode 0700; name a directory of its own, "
+            f"such as {directory / 'drainmw'}, which is made so if it does not exist"
         )
 
 

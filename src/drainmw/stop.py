@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from drainmw.contract import UNKNOWN_REVISION, BeginRequest
+from drainmw.bodies import BeginRequest
+from drainmw.contract import UNKNOWN_REVISION
 from drainmw.errors import AlreadyStarted, PhaseConflict
 from drainmw.log import logger
 from drainmw.release import Drain

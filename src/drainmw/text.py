@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 PATH_MAXIMUM = 128  # characters, as in the report of the contract
 _SAFE = "/:@!$&'()*+,;=~"
-# Up to the last @: a password may hold what would end the user part.
-_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s]*@")
+_WORD = re.compile(r"\S+")
 
 
 def shown_path(path: str) -> str:
@@ -25,7 +24,14 @@ def printable(text: str) -> str:
 
 def without_credentials(text: str) -> str:
     """Text in which the user part of every URL is masked."""
-    return _CREDENTIALS.sub(r"\g<scheme>***@", text)
+    return _WORD.sub(_masked, text)
+
+
+def _masked(word: re.Match[str]) -> str:
+    """Up to the last @: a password may hold what would end the user part."""
+    scheme, _, rest = word[0].partition("://")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}://***@{host}" if at else word[0]
 
 
 def failure_text(exc: BaseException) -> str:

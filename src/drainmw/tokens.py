@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class Tokens:
         self._file = settings.token_file
         self._seen: tuple[int, ...] = ()
         self._accepted: tuple[bytes, ...] = ()
+        self.complaint: str | None = None
+        """Why a changed file was not taken up; what it held before still opens."""
         if settings.token is not None:
             self._accepted = (settings.token.get_secret_value().encode(),)
         if self._file is not None:
@@ -68,8 +71,9 @@ class Tokens:
             if seen != self._seen:
                 self._accepted = tuple(token.encode() for token in read(self._file))
                 self._seen = seen
-        except SettingsError:
-            return
+            self.complaint = None
+        except SettingsError as exc:
+            self.complaint = f"{exc}; the tokens read before stay in force"
 
 
 def read(path: Path, spelled: str = "DRAINMW_TOKEN_FILE") -> list[str]:
@@ -97,9 +101,11 @@ def read(path: Path, spelled: str = "DRAINMW_TOKEN_FILE") -> list[str]:
 
 def _identity(path: Path) -> tuple[int, ...]:
     try:
-        stat = path.stat()
+        found = path.stat()
     except OSError as exc:
         raise SettingsError(
             f"DRAINMW_TOKEN_FILE cannot be read: {path}: {exc.strerror}"
         ) from None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    if not stat.S_ISREG(found.st_mode):
+        raise SettingsError(f"DRAINMW_TOKEN_FILE must be a regular file: {path}")
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -232,6 +232,41 @@ def test_another_begin_is_refused_and_leaves_no_trace(
         lifecycle.find(OTHER_NONCE)
 
 
+def test_a_refused_begin_says_what_would_help() -> None:
+    lifecycle = draining()
+    with pytest.raises(AlreadyStarted) as refused:
+        lifecycle.begin(begin_request(OTHER_NONCE), NOW)
+    assert refused.value.same_nonce is False
+    assert str(refused.value) == (
+        "another drain has begun, or has ended and stands; it is untouched. "
+        "Only a resume with its nonce ends it"
+    )
+    with pytest.raises(AlreadyStarted) as refused:
+        lifecycle.begin(begin_request(targetRevision=OTHER_REVISION), NOW)
+    assert refused.value.same_nonce is True
+    assert str(refused.value) == (
+        "this nonce's drain has begun with other revisions; it is untouched. "
+        "Repeat them, or choose a new nonce once it was resumed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        (draining, "cordon is not possible while draining; resume first"),
+        (drained, "cordon is not possible while drained; resume first"),
+        (failed, "cordon is not possible while failed; resume first"),
+        (detached, "cordon is not possible while detached"),
+    ],
+)
+def test_a_resume_is_advised_where_one_is_possible(
+    phase: Callable[[], Lifecycle], said: str
+) -> None:
+    with pytest.raises(PhaseConflict) as refused:
+        phase().cordon()
+    assert str(refused.value) == said
+
+
 def test_the_revision_of_this_release_is_checked_where_it_is_known() -> None:
     lifecycle = Lifecycle(revision=OTHER_REVISION)
     with pytest.raises(RevisionMismatch, match=OTHER_REVISION):

@@ -66,8 +66,7 @@ async def echo(socket: WebSocket[Any, Any, Any]) -> None:
 
 handlers = [hello, slow, stream, upload, uploads, background, echo]
 
-# `Any`, since Litestar has types of its own for what ASGI apps take and give.
-_outside: Any = Litestar(handlers, openapi_config=None)
+_outside = Litestar(handlers, openapi_config=None)
 wrapped = DrainMiddleware(_outside)
 
 _listed: Any = functools.partial(DrainMiddleware, drain=Drain())

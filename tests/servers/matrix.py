@@ -47,11 +47,12 @@ def _uvicorn(http: str, ws: str, loop: str, *needs: str) -> Kind:
     trusting = ("--proxy-headers", "--forwarded-allow-ips", "*")
     made_of = ("--http", http, "--ws", ws, "--loop", loop)
     bound = ("--host", "127.0.0.1", "--port", "{port}", "--timeout-keep-alive", "30")
+    quiet = ("--no-access-log",)  # so that a report of a failure shows what matters
     return Kind(
         name=f"uvicorn-{http}-{ws}",
         needs=("uvicorn", *needs),
         module="uvicorn",
-        options=(*bound, *made_of, *trusting),
+        options=(*bound, *quiet, *made_of, *trusting),
     )
 
 

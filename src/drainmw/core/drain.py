@@ -18,13 +18,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from drainmw.contract import (
-    COUNTERS_INVALID,
-    FAILURE_MAXIMUM,
-    NOT_IDLE,
-    TIMEOUT,
-    BeginRequest,
-)
+from drainmw.bodies import BeginRequest
+from drainmw.contract import COUNTERS_INVALID, FAILURE_MAXIMUM, NOT_IDLE, TIMEOUT
 from drainmw.errors import (
     AlreadyStarted,
     DrainDetached,
@@ -154,7 +149,8 @@ class Lifecycle:
         if self.run is not None:
             if _identity(self.run.request) == _identity(request):
                 return True
-            raise AlreadyStarted
+            same_nonce = request.nonce == self.run.request.nonce
+            raise AlreadyStarted(same_nonce=same_nonce)
         if self.revision not in (None, request.source_revision):
             raise RevisionMismatch(str(self.revision))
         self._move(Event.BEGIN)

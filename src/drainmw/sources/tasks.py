@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from drainmw.errors import IntakeRefused
+from drainmw.errors import IntakeRefused, Misuse
 from drainmw.flag import Flag
 from drainmw.sources.base import Counts, Intake, Running
 
@@ -42,6 +42,8 @@ class TaskRegistry:
         self._clock = clock
         self._is_fed = is_fed
         self._jobs: dict[object, Running] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """A loop has but weak references to its tasks; a job must not get lost."""
         self._held = False
         self._changed = Flag()
 
@@ -50,9 +52,13 @@ class TaskRegistry:
     ) -> asyncio.Task[T]:
         """Run a coroutine as a job of the running loop.
 
+        A job that raises has ended; its task holds the exception.
+
         Raises:
             IntakeRefused: The registry is held; the coroutine is closed.
+            Misuse: It is no coroutine, or no event loop runs in this thread.
         """
+        _check_runnable(coro)
         label = name or str(getattr(coro, "__qualname__", type(coro).__name__))
         job = object()
         self._jobs[job] = Running(label, self._clock())
@@ -69,6 +75,8 @@ class TaskRegistry:
             self._end(job)
             coro.close()
             raise
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: self._end(job))
         return task
 
@@ -101,3 +109,16 @@ class TaskRegistry:
     def _end(self, job: object) -> None:
         self._jobs.pop(job, None)
         self._changed.set()
+
+
+def _check_runnable(coro: object) -> None:
+    if not asyncio.iscoroutine(coro):
+        raise Misuse(f"spawn takes a coroutine, such as work(), not {coro!r}")
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        coro.close()
+        raise Misuse(
+            "spawn needs a running event loop: call it in an async function, "
+            "or from another thread by loop.call_soon_threadsafe"
+        ) from None

@@ -1,0 +1,114 @@
+"""A flag that any loop and any thread can wait for."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from drainmw.flag import Flag
+from tests.rig import calm
+
+pytestmark = pytest.mark.anyio
+
+
+async def waits(flag: Flag) -> str:
+    await flag
+    return "woken"
+
+
+def test_a_flag_is_false_until_it_is_set() -> None:
+    flag = Flag()
+    assert (flag.is_set(), bool(flag), flag.wait(0)) == (False, False, False)
+    flag.set()
+    flag.set()
+    assert (flag.is_set(), bool(flag), flag.wait(0)) == (True, True, True)
+    flag.clear()
+    assert not flag
+
+
+def test_a_flag_shows_whether_it_is_set() -> None:
+    flag = Flag()
+    assert repr(flag) == "<Flag not set>"
+    flag.set()
+    assert repr(flag) == "<Flag set>"
+
+
+async def test_a_set_flag_is_not_waited_for() -> None:
+    flag = Flag()
+    flag.set()
+    async with asyncio.timeout(1):
+        await flag
+        await flag
+
+
+async def test_everybody_who_waits_is_woken() -> None:
+    flag = Flag()
+    tasks = [asyncio.create_task(waits(flag)) for _ in range(10)]
+    await calm()
+    assert not any(task.done() for task in tasks)
+    flag.set()
+    async with asyncio.timeout(1):
+        assert await asyncio.gather(*tasks) == ["woken"] * 10
+
+
+async def test_a_waiter_whose_flag_was_cleared_again_waits_on() -> None:
+    flag = Flag()
+    task = asyncio.create_task(waits(flag))
+    await calm()
+    flag.set()
+    flag.clear()
+    await calm()
+    assert not task.done()
+    flag.set()
+    async with asyncio.timeout(1):
+        assert await task == "woken"
+
+
+async def test_a_cancelled_waiter_is_forgotten() -> None:
+    flag = Flag()
+    task = asyncio.create_task(waits(flag))
+    await calm()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert flag._waiters == {}
+    flag.set()
+
+
+def test_waiters_in_several_loops_and_threads_are_woken_by_another() -> None:
+    flag = Flag()
+    ready = threading.Barrier(5, timeout=5)
+
+    def in_a_loop() -> str:
+        async def life() -> str:
+            task = asyncio.create_task(waits(flag))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(ready.wait)
+            async with asyncio.timeout(5):
+                return await task
+
+        return asyncio.run(life())
+
+    def in_a_thread() -> str:
+        ready.wait()
+        return "woken" if flag.wait(5) else "late"
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(in_a_loop) for _ in range(2)]
+        jobs += [pool.submit(in_a_thread) for _ in range(2)]
+        ready.wait()
+        flag.set()
+        assert [job.result(5) for job in jobs] == ["woken"] * 4
+
+
+def test_a_waiter_of_a_closed_loop_disturbs_nobody() -> None:
+    flag = Flag()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(waits(flag))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    flag.set()
+    assert flag.is_set()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant
+    del task

@@ -1,0 +1,238 @@
+"""The tests fail if the product lies: each lie is told to them in a copy.
+
+A mutation is a replacement in the source. It is applied to a copy of the
+package, against which the fast tests are run in a process of their own: they
+must fail. The copy without a mutation must pass.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import drainmw
+
+HOME = Path(drainmw.__file__).parent
+ROOT = Path(__file__).parent.parent
+
+LEDGER = ("tests/core/test_ledger.py",)
+ORDERS = ("tests/core/test_interleavings.py", "-k", "whole_drain")
+PHASES = ("tests/core/test_drain.py",)
+RELEASE = ("tests/test_release.py",)
+VECTORS = ("tests/test_vectors.py",)
+MIDDLEWARE = ("tests/test_middleware.py",)
+ALL = (*LEDGER, *PHASES, *VECTORS, *RELEASE, *MIDDLEWARE)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What is made wrong, and the tests that have to notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+LIES = (
+    Lie(
+        "a begin does not close the gate",
+        "core/drain.py",
+        "Phase.DRAINING: Gate.DRAINING,",
+        "Phase.DRAINING: Gate.OPEN,",
+        PHASES,
+    ),
+    Lie(
+        "nobody sets the gate",
+        "release.py",
+        "self.ledger.gate[0] = self._lifecycle.gate",
+        "pass",
+        VECTORS,
+    ),
+    Lie(
+        "requests are not waited for",
+        "release.py",
+        "while not self.ledger.is_idle:\n            self._stirred.clear()",
+        "while False:\n            self._stirred.clear()",
+        RELEASE,
+    ),
+    Lie(
+        "sources are not waited for",
+        "release.py",
+        'await together(self._requests_idle(), holds.settled("clock", "pull"))',
+        "await together(self._requests_idle())",
+        VECTORS,
+    ),
+    Lie(
+        "a release is drained whatever the counters say",
+        "core/drain.py",
+        "elif any(counts.values()):",
+        "elif False:",
+        PHASES,
+    ),
+    Lie(
+        "what is unknown is zero",
+        "sources/holds.py",
+        "    if unknown:\n        why",
+        "    if False:\n        why",
+        RELEASE,
+    ),
+    Lie(
+        "what is not valid is zero",
+        "sources/holds.py",
+        "    except CountersInvalid as exc:\n        return Seen(entry, None, exc)",
+        "    except CountersInvalid:\n        return Seen(entry, Counts())",
+        RELEASE,
+    ),
+    Lie(
+        "a release decrements blindly",
+        "core/ledger.py",
+        "            tickets.pop(ticket, None)",
+        "            tickets and tickets.popitem()",
+        LEDGER,
+    ),
+    Lie(
+        "a second release has effect",
+        "core/ledger.py",
+        "            tickets.pop(ticket, None)",
+        "            if tickets.pop(ticket, 0) == 0:\n"
+        "                self.spare.append(ticket)",
+        LEDGER,
+    ),
+    Lie(
+        "a ticket is put back twice",
+        "core/ledger.py",
+        "        self.spare.append(ticket)\n",
+        "        self.spare.append(ticket)\n        self.spare.append(ticket)\n",
+        LEDGER,
+    ),
+    Lie(
+        "no second look at the gate of the other paths",
+        "core/ledger.py",
+        "        if gate[0] > at_most:\n            self.release(ticket)",
+        "        if False:\n            self.release(ticket)",
+        ORDERS,
+    ),
+    Lie(
+        "no second look at the gate of the fast path",
+        "middleware.py",
+        "        if gate[0]:\n            ledger.put_back(ticket)",
+        "        if False:\n            ledger.put_back(ticket)",
+        ORDERS,
+    ),
+    Lie(
+        "the pool is read before the spare tickets",
+        "core/ledger.py",
+        "        spare = len(self.spare)\n"
+        "        fast = max(0, len(self.pool) - spare)",
+        "        pool = len(self.pool)\n        fast = max(0, pool - len(self.spare))",
+        LEDGER,
+    ),
+    Lie(
+        "nobody is woken by the last request",
+        "middleware.py",
+        "                if gate[0]:\n                    ledger.wake()",
+        "                pass",
+        ORDERS,
+    ),
+    Lie(
+        "the deadline is ignored",
+        "core/drain.py",
+        "or now < run.deadline:",
+        "or True:",
+        PHASES,
+    ),
+    Lie(
+        "a zero at the deadline counts",
+        "core/drain.py",
+        "        if self.expire(now):\n            return\n",
+        "",
+        PHASES,
+    ),
+    Lie(
+        "a resumed nonce can be read again",
+        "core/drain.py",
+        "        self._retired.add(nonce)\n",
+        "",
+        PHASES,
+    ),
+    Lie(
+        "the verdict is read with the gate ajar",
+        "release.py",
+        "            self._lifecycle.close()\n            self._set_gate()",
+        "            self._lifecycle.close()",
+        MIDDLEWARE,
+    ),
+)
+
+
+def copied(where: Path, lie: Lie | None = None) -> Path:
+    """A copy of the package, with that lie in it."""
+    shutil.copytree(
+        HOME, where / "drainmw", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    if lie is not None:
+        file = where / "drainmw" / lie.file
+        text = file.read_text()
+        assert text.count(lie.old) == 1, f"{lie.name}: {lie.file} has changed"
+        file.write_text(text.replace(lie.old, lie.new))
+    return where
+
+
+def run(copy: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Run tests against the copy, up to the first that fails."""
+    environment = os.environ | {
+        "PYTHONPATH": str(copy),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to import one is half of the time
+    }
+    where = "import drainmw; print(drainmw.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", where], env=environment, capture_output=True, text=True
+    )
+    assert Path(found.stdout).is_relative_to(copy), "the copy is not what is tested"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "anyio", "-p", "pytest_timeout"]
+    return subprocess.run(
+        [*command, *tests],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def told(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Future[subprocess.CompletedProcess[str]]]:
+    """All runs, started side by side."""
+    pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+    true = copied(tmp_path_factory.mktemp("true"))
+    runs = {str(tests): pool.submit(run, true, tests) for tests in (ALL, ORDERS)}
+    for lie in LIES:
+        copy = copied(tmp_path_factory.mktemp("lie"), lie)
+        runs[lie.name] = pool.submit(run, copy, lie.tests)
+    pool.shutdown(wait=False)
+    return runs
+
+
+Runs = dict[str, "Future[subprocess.CompletedProcess[str]]"]
+
+
+@pytest.mark.parametrize("tests", [ALL, ORDERS], ids=["all", "orders"])
+def test_the_tests_pass_without_a_lie(told: Runs, tests: tuple[str, ...]) -> None:
+    result = told[str(tests)].result()
+    assert result.returncode == 0, result.stdout[-3000:]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=[lie.name for lie in LIES])
+def test_the_tests_find_the_lie(told: Runs, lie: Lie) -> None:
+    result = told[lie.name].result()
+    assert result.returncode == 1, result.stdout[-3000:] + result.stderr[-1000:]

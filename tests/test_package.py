@@ -1,0 +1,130 @@
+"""What is exported, and which way imports point."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import drainmw
+
+HOME = Path(drainmw.__file__).parent
+
+# A module may import from floors below its own, and from its own.
+FLOORS = (
+    ("errors",),
+    ("contract", "bodies"),
+    ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
+    ("flag", "log", "answers", "reporting", "sources", "client"),
+    ("release",),
+    ("metrics",),
+    ("control",),
+    ("middleware",),
+    ("console", "serve"),
+    ("cli",),
+    ("__main__",),
+)
+PURE = ("errors", "contract", "bodies", "core", "text")
+IMPURE = {"asyncio", "time", "socket", "threading", "logging", "structlog", "selectors"}
+
+MODULES = {
+    ".".join(file.relative_to(HOME).with_suffix("").parts): file
+    for file in sorted(HOME.rglob("*.py"))
+    if file.name != "__init__.py"
+}
+
+
+def room_of(module: str, rooms: tuple[str, ...]) -> bool:
+    return any(module == room or module.startswith(room + ".") for room in rooms)
+
+
+def floor_of(module: str) -> int:
+    """`sources.base` is named before `sources`, so that the lower one is found."""
+    for number, rooms in enumerate(FLOORS):
+        if room_of(module, rooms):
+            return number
+    raise AssertionError(f"{module} stands on no floor; put it into FLOORS")
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Every module that is imported when it runs, also inside functions."""
+    tree = ast.parse(file.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports by a relative name"
+            assert node.module is not None
+            yield node.module
+            if node.module == "drainmw":
+                yield from (f"drainmw.{alias.name}" for alias in node.names)
+
+
+def ours(file: Path) -> Iterator[str]:
+    for name in imports_of(file):
+        if name.startswith("drainmw."):
+            yield name.removeprefix("drainmw.")
+
+
+def test_what_is_exported_is_what_all_names() -> None:
+    assert drainmw.__all__ == sorted(drainmw.__all__)
+    assert dir(drainmw) == drainmw.__all__
+    assert {*drainmw._HOME, "__version__"} == set(drainmw.__all__)
+
+
+@pytest.mark.parametrize("name", drainmw.__all__)
+def test_each_export_can_be_imported_and_is_what_its_home_holds(name: str) -> None:
+    value = getattr(drainmw, name)
+    if name == "__version__":
+        assert version("drainmw") == value
+        return
+    assert value.__module__ == drainmw._HOME[name]
+    assert value.__name__ == name
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Drian'"):
+        drainmw.Drian  # noqa: B018 the access is the test
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module: str) -> None:
+    if module == "testing":
+        return
+    own = floor_of(module)
+    upward = [name for name in ours(MODULES[module]) if floor_of(name) > own]
+    assert upward == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nobody_imports_the_helpers_for_tests(module: str) -> None:
+    assert "testing" not in ours(MODULES[module])
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room_of(m, PURE)])
+def test_the_pure_rooms_know_no_loop_clock_socket_lock_or_logger(module: str) -> None:
+    roots = {name.partition(".")[0] for name in imports_of(MODULES[module])}
+    assert roots & IMPURE == set()
+
+
+def test_the_whole_is_typed_and_says_so() -> None:
+    assert (HOME / "py.typed").exists()
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__main__"])
+def test_each_module_can_be_imported_first(module: str) -> None:
+    if module not in ("tokens", "settings", "text", "client", "testing", "cli"):
+        return
+    command = [sys.executable, "-c", f"import drainmw.{module}"]
+    subprocess.run(command, check=True, timeout=30)

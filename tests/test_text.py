@@ -1,0 +1,87 @@
+"""What comes from outside, made fit to be shown."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drainmw.text import failure_text, printable, shown_path, without_credentials
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/", "/"),
+        ("/orders/1", "/orders/1"),
+        ("/%1b%5d0;x%07%0afake line", "/%251b%255d0;x%2507%250afake%20line"),
+        ("/\x1b]0;x\x07\nfake line", "/%1B%5D0;x%07%0Afake%20line"),
+        ("/\u202egnp", "/%E2%80%AEgnp"),
+        ("/\ud800", "/%3F"),
+        ("/é", "/%C3%A9"),
+        ("/a?b#c", "/a%3Fb%23c"),
+        ("/\x9b31m", "/%C2%9B31m"),
+    ],
+)
+def test_a_path_is_shown_percent_encoded(path: str, shown: str) -> None:
+    """V1: nothing of it is executed or breaks a line."""
+    assert shown_path(path) == shown
+
+
+@given(st.text(max_size=300))
+def test_a_shown_path_is_short_printable_ascii(path: str) -> None:
+    shown = shown_path(path)
+    assert len(shown) <= 128
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert " " not in shown
+
+
+@given(st.text(max_size=100))
+def test_printable_text_steers_no_terminal_and_breaks_no_line(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert not text.isprintable() or shown == text
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("redis://:secret@host refused", "redis://***@host refused"),
+        ("redis://user:secret@host:6379/0", "redis://***@host:6379/0"),
+        ("amqp+ssl://u:secret@h and http://v:secret@i", None),
+        ("postgresql://u:se/cr#et?x@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:secret@w@host/db", "postgresql://***@host/db"),
+        ("no secret here: a@b.example", "no secret here: a@b.example"),
+        ("http://host/path", "http://host/path"),
+        ("https://user@host", "https://***@host"),
+        ("('redis://:secret@host', 6379)", "('redis://***@host', 6379)"),
+    ],
+)
+def test_the_user_part_of_every_url_is_masked(text: str, masked: str | None) -> None:
+    """V2: the secret is in no log, status or report."""
+    shown = without_credentials(text)
+    assert masked is None or shown == masked
+    assert "secret" not in shown or "no secret here" in shown
+
+
+@pytest.mark.parametrize(
+    ("exc", "text"),
+    [
+        (Exception("BROKER_GONE"), "BROKER_GONE"),
+        (KeyError(), "KeyError"),
+        (ValueError("  "), "ValueError"),
+        (OSError(111, "refused"), "[Errno 111] refused"),
+        (Exception("a\nb\x1b"), "a\\nb\\x1b"),
+        (Exception("x://u:p@h\nnext"), "x://***@h\\nnext"),
+    ],
+)
+def test_a_failure_is_a_message_or_a_class(exc: Exception, text: str) -> None:
+    assert failure_text(exc) == text
+
+
+@pytest.mark.parametrize("piece", ["a", "a.", "a:", "a://", "@", "a://b@", " a"])
+def test_a_long_message_of_an_adapter_takes_no_time(piece: str) -> None:
+    asked = time.perf_counter()
+    failure_text(Exception(piece * 30_000))
+    assert time.perf_counter() - asked < 0.5
