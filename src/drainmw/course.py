@@ -95,7 +95,7 @@ class Course:
     # The steps
 
     async def _carry_out(self) -> None:
-        self._late = 0
+        self._late = self._admitted = 0
         while True:
             try:
                 while self._stands():
@@ -119,6 +119,9 @@ class Course:
             elif roll.is_idle and not roll.settled:
                 self._reopen(generation)  # somebody has come who may still start
             else:
+                admitted = sum(worker.admitted for worker in workers)
+                if admitted != self._admitted:  # nobody is late who came meanwhile
+                    self._admitted, self._late = admitted, 0
                 self._late += 1
                 heard = {worker.pid for worker in workers}
                 self._conclude(roll, generation, heard, final=self._late == VERDICTS)
@@ -136,8 +139,11 @@ class Course:
         await together(self._requests_idle(), holds.settled("clock", "pull"))
         holds.start(epoch, "push")
         await holds.held("push")
-        await holds.settled("push")
-        await self._requests_idle()
+        while True:
+            await holds.settled("push")
+            if self._ledger.is_idle:
+                break
+            await self._requests_idle()  # `admit` let somebody in, who may spawn
         self._rolls.settled = holds.all_held
 
     async def _requests_idle(self) -> None:

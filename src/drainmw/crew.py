@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
-from drainmw.core.drain import Phase
 from drainmw.errors import GroupError
 from drainmw.group import itself
 from drainmw.log import logger
@@ -38,7 +37,7 @@ from drainmw.serve import (
     url,
 )
 from drainmw.servelog import configure_logging
-from drainmw.stop import SIGNALS, drained, end_within, handled_signals
+from drainmw.stop import SIGNALS, drained, end_within, final, handled_signals
 
 FORCED_PAUSE = 1.0  # seconds from a second signal to the end
 GOING_PAUSE = 2.0  # seconds beyond the graceful timeout, before a worker is killed
@@ -184,14 +183,16 @@ class _Crew:
 
     async def _stop(self) -> None:
         try:
-            if not await drained(self._drain):
-                self._stopping = None
-                return
+            ended = await drained(self._drain)
+            well = final(self._drain) if ended else None
         except GroupError as exc:
             logger().warning("stopping without a drain", reason=str(exc))
             self._finish(1)
             return
-        self._finish(0 if self._drain.phase is Phase.DRAINED else 1)
+        if well is None:  # resumed
+            self._stopping = None
+            return
+        self._finish(0 if well else 1)
 
     def _finish(self, code: int) -> None:
         self._code = code

@@ -115,6 +115,7 @@ class Drain:
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
         self._released = Flag()
+        self._released.set()
         self._home: asyncio.AbstractEventLoop | None = None
         _drains.add(self)
 
@@ -200,7 +201,9 @@ class Drain:
             await self._carry_on()
             return True
         self._log("drain begun")
-        await asyncio.sleep(0)  # each hold gets to its first wait
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
+                await self._holds.entered("clock", "pull")
         if self._record.others():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
@@ -226,17 +229,32 @@ class Drain:
         if not retry:
             self.follow()
             self._record.wake()
-            logger().info(
-                "drain resumed",
-                phase=str(self.phase),
-                epoch=epoch,
-                nonce=nonce,
-                **self._counters(),
-            )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RELEASE_PATIENCE):
-                    await self._released
+            self._tell("drain resumed", epoch=epoch, nonce=nonce)
+        elif self._holds.stuck and self._released:
+            self._let_go()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_PATIENCE):
+                await self._released
         return epoch
+
+    def detach(self) -> bool:
+        """Make the end of the drain that stands final; true if it ended well.
+
+        From here on nothing opens again: a resume is refused. For a process that
+        is about to end.
+
+        Raises:
+            DrainNotFound, PhaseConflict: It was resumed meanwhile, or runs.
+        """
+
+        def detach(lifecycle: Lifecycle) -> bool:
+            run = lifecycle.run
+            lifecycle.detach("" if run is None else run.request.nonce)
+            return run is not None and run.failure is None
+
+        well = self._record.transact(detach)
+        self._record.wake()
+        return well
 
     # Answers
 
@@ -286,7 +304,7 @@ class Drain:
 
     def warnings(self) -> list[str]:
         """What an operator should mend."""
-        found = [] if self.unjoined is None else [self.unjoined]
+        found = [w for w in (self.unjoined, self.tokens.complaint) if w is not None]
         if self.phase in (Phase.SERVING, Phase.CORDONED):
             found += [f"source {name} is not released" for name in self._holds.stuck]
         return found
@@ -313,7 +331,7 @@ class Drain:
             "nonce": request.nonce if request else None,
             "sourceRevision": request.source_revision if request else None,
             "targetRevision": request.target_revision if request else None,
-            "remainingMs": None if remaining is None else milliseconds(remaining),
+            "remainingMs": _until(remaining, lifecycle.phase),
             "inFlight": roll.counts,
             "admittedTotal": sum(w.admitted for w in workers),
             "refusedTotal": sum(w.refused for w in workers),
@@ -358,7 +376,7 @@ class Drain:
                 return
             self._keep(group)
         loop = asyncio.get_running_loop()
-        self._home = loop
+        self._live_in(loop)
         self._rolls.attach(loop, group, self.follow, self.blockers)
         self.follow()
 
@@ -445,7 +463,7 @@ class Drain:
             narrate=self._narrate,
         )
         if self._home is None or self._home.is_closed():
-            self._home = asyncio.get_running_loop()
+            self._live_in(asyncio.get_running_loop())
         self._at_home(course.start)
 
     def _leave(self, course: Course) -> None:
@@ -454,12 +472,19 @@ class Drain:
         self.ended.clear()
         course.stop()
         self._course = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Release the sources, in the loop of the drain if there still is one."""
         home = self._home
         if home is None or home.is_closed():
             self._holds.abandon()
-            self._home = asyncio.get_running_loop()
+            self._live_in(asyncio.get_running_loop())
         self._released = Flag()  # a loop that is busy lets go as soon as it can
-        self._at_home(self._holds.release, self._released.set)
+        self._at_home(self._holds.let_go, self._released.set)
+
+    def _live_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._home = self._rolls.home = loop
 
     def _end(self, run: Run) -> None:
         self.ended.set()
@@ -474,7 +499,7 @@ class Drain:
         if home is None or course is None or not home.is_closed():
             return
         self._holds.abandon()
-        self._home = asyncio.get_running_loop()
+        self._live_in(asyncio.get_running_loop())
         course.start()
         await course.first_steps(TAKE_OVER_PATIENCE)
 
@@ -513,8 +538,8 @@ class Drain:
 
         before, after, epoch = self._record.transact(turn)
         if after is not before:
-            logger().info(str(after), phase=str(after), epoch=epoch, **self._counters())
             self._record.wake()
+            self._tell(str(after), epoch=epoch)
         return epoch
 
     def _wake(self) -> None:
@@ -530,17 +555,22 @@ class Drain:
         run = lifecycle.run
         if run is None:  # resumed this instant
             return
-        counters = {} if "http" in facts else self._counters()
-        logger().info(
+        self._tell(
             event,
-            phase=str(lifecycle.phase),
             epoch=lifecycle.epoch,
             nonce=run.request.nonce,
             source_revision=run.request.source_revision,
             target_revision=run.request.target_revision,
-            **counters,
             **facts,
         )
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        """One event in the log; an app's logger that fails must stop no drain."""
+        with contextlib.suppress(Exception):
+            phase = self.phase
+            counters = {} if "http" in facts else self._counters()
+            level = logger().warning if phase is Phase.FAILED else logger().info
+            level(event, phase=str(phase), **facts, **counters)
 
     def _at_home(self, callback: Callable[..., None], *args: Any) -> None:
         """Call in the loop of the drain, if it still runs; at once, if it is ours."""
@@ -589,6 +619,13 @@ def _in_flight(roll: Roll) -> InFlight:
         "jobs": known["jobs"],
         "schedules": known["schedules"],
     }
+
+
+def _until(remaining: float | None, phase: Phase) -> int | None:
+    """Milliseconds to the deadline of a drain that is still waited for."""
+    if remaining is None or phase is not Phase.DRAINING:
+        return None
+    return milliseconds(remaining)
 
 
 def _ago(now: float, moments: list[float]) -> int | None:

@@ -51,6 +51,8 @@ class RollCall:
         self.settled = False
         """Everything here is held and has ended; written by the course."""
         self.record = record
+        self.home: asyncio.AbstractEventLoop | None = None
+        """The loop of the drain, in which sources are called."""
         self._ledger = ledger
         self._holds = holds
         self._clock = clock
@@ -136,14 +138,17 @@ class RollCall:
         # What it says is as old as the first look; only that is promised.
         published = self._clock()
         generation, _ = self.record.read()
-        answers = await self._holds.ask()
-        counts, trouble = self._counted(answers)
+        # Requests feed jobs: those in flight while jobs are read count, too.
+        before = self._ledger.counts()
+        answers = await self._ask()
+        counts, trouble = self._counted(before, answers)
+        complete = self._holds.all_held and len(answers) == len(self._holds.entries)
         return Worker(
             pid=os.getpid(),
             born=self._born,
             published=published,
             generation=generation,
-            settled=self.settled and self._holds.all_held and self._ledger.is_idle,
+            settled=self.settled and complete and self._ledger.is_idle,
             counts=counts,
             valid=trouble.valid,
             who=trouble.who,
@@ -155,7 +160,21 @@ class RollCall:
             last_refused=self._ledger.last_refused or 0.0,
         )
 
-    def _counted(self, answers: list[Seen]) -> tuple[tuple[int | None, ...], _Trouble]:
+    async def _ask(self) -> list[Seen]:
+        """Ask the sources in the loop of the drain, which is theirs."""
+        home = self.home
+        if home is None or home.is_closed() or home is asyncio.get_running_loop():
+            return await self._holds.ask()
+        asked = asyncio.run_coroutine_threadsafe(self._holds.ask(), home)
+        try:
+            async with asyncio.timeout(2 * self._patience):
+                return await asyncio.wrap_future(asked)
+        except TimeoutError as exc:
+            return [Seen(entry, None, exc) for entry in self._holds.entries]
+
+    def _counted(
+        self, before: dict[str, int], answers: list[Seen]
+    ) -> tuple[tuple[int | None, ...], _Trouble]:
         """The four counters, and what is wrong with them."""
         trouble = _Trouble()
         jobs: int | None = None
@@ -173,7 +192,7 @@ class RollCall:
         found: list[int | None] = []
         for kind, number in self._ledger.counts().items():
             try:
-                found.append(whole(number, kind))
+                found.append(max(whole(before[kind], kind), whole(number, kind)))
             except CountersInvalid:
                 found.append(None)
                 trouble = _Trouble(valid=False, who=kind)

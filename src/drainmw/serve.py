@@ -32,21 +32,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drainmw import socketfile
 from drainmw.control import Control
-from drainmw.core.drain import Phase
 from drainmw.errors import Misuse, SettingsError
 from drainmw.log import logger
 from drainmw.middleware import DrainMiddleware, installed_drain
 from drainmw.release import Drain
 from drainmw.servelog import configure_logging
 from drainmw.settings import PREFIX, Settings
-from drainmw.stop import drained, end_within, handled_signals
+from drainmw.stop import drained, end_within, final, handled_signals
 from drainmw.text import failure_text
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FLUSH_PAUSE = 0.01  # seconds between two looks at the write buffers
 RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
 FORCED_PAUSE = 1.0  # seconds from a second signal to the end
-FAILED_PAUSE = 2.0  # seconds beyond the graceful timeout, once a drain has failed
+LAST_PAUSE = 2.0  # seconds beyond the graceful timeout, for lifespan to end in
 FAREWELL = 0.3  # seconds in which who watches over the control socket reads the end
 BACKLOG = 2048
 FLAGS = {
@@ -250,13 +248,13 @@ class _Release:
         self._control = control_server(drain)
         self._stopping: asyncio.Task[None] | None = None
         self._signals = 0
+        self._ended_well: bool | None = None
 
     def run(self) -> int:
         """Serve; the exit code."""
         with asyncio.Runner(loop_factory=self._factory) as runner:
             runner.run(self._serve())
-        ended_well = self._drain.phase in (Phase.DRAINED, Phase.DETACHED)
-        return 0 if ended_well else 1
+        return 0 if self._ended_well else 1
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -265,7 +263,7 @@ class _Release:
             try:
                 if not self._server.config.loaded:
                     self._server.config.load()
-                self._announce()
+                self._server.started_hook = self._announce
                 await self._server.serve([self._listener])
             except SystemExit:  # lifespan failed, and uvicorn has said so
                 logger().error("app did not start", app=self._options.app)
@@ -314,9 +312,13 @@ class _Release:
             return
         # 3. The last answers leave our buffers.
         await self._flush()
-        # 4. The server closes what is idle, and goes.
-        if self._drain.phase is Phase.FAILED:
-            end_within(self._drain.settings.graceful_timeout + FAILED_PAUSE)
+        # 4. Nothing opens again; the server closes what is idle, and goes.
+        self._ended_well = final(self._drain)
+        if self._ended_well is None:
+            self._stopping = None
+            self._signals = 0
+            return
+        end_within(self._drain.settings.graceful_timeout + LAST_PAUSE)
         self._server.should_exit = True
 
     async def _flush(self) -> None:

@@ -11,12 +11,12 @@ from types import FrameType
 
 from drainmw.bodies import BeginRequest
 from drainmw.contract import UNKNOWN_REVISION
-from drainmw.errors import AlreadyStarted, PhaseConflict
+from drainmw.errors import AlreadyStarted, DrainNotFound, PhaseConflict
 from drainmw.log import logger
 from drainmw.release import Drain
 from drainmw.tokens import generate
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM))
 RESUMED_PAUSE = 0.25  # seconds between two looks whether the drain was resumed
 
 
@@ -34,8 +34,24 @@ async def drained(drain: Drain) -> bool:
         await drain.begin(_request(drain))
     if await _ended(drain):
         return True
-    logger().warning("stop given up", reason="the drain was resumed")
+    _given_up()
     return False
+
+
+def final(drain: Drain) -> bool | None:
+    """Let nothing open again; whether the drain ended well, `None` if resumed.
+
+    What is served after a resume would be cut by a stop that goes on.
+    """
+    try:
+        return drain.detach()
+    except (DrainNotFound, PhaseConflict):
+        _given_up()
+        return None
+
+
+def _given_up() -> None:
+    logger().warning("stop given up", reason="the drain was resumed")
 
 
 async def _lame_duck(drain: Drain) -> None:
@@ -72,7 +88,8 @@ def handled_signals(
     handle: Callable[[int, FrameType | None], None],
 ) -> Iterator[None]:
     """Take the signals of a stop; give them back at the end."""
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    ignored = {n for n in SIGNALS if signal.getsignal(n) == signal.SIG_IGN}  # nohup
+    before = {n: signal.signal(n, handle) for n in {*SIGNALS} - ignored}
     try:
         yield
     finally:

@@ -8,8 +8,8 @@ passed on at once. Nothing is released but by `release`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -17,12 +17,15 @@ from drainmw.errors import (
     CountersInvalid,
     CountersUnknown,
     Misuse,
+    SourceError,
     SourceUnavailable,
 )
+from drainmw.flag import Flag
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
 from drainmw.text import failure_text
 
+COUNT_MAXIMUM = 2**53 - 1  # what every reader of JSON can take
 RETRY_FIRST = 0.05  # seconds
 RETRY_LAST = 1.0
 
@@ -38,6 +41,9 @@ class Entry:
     """A hold was started and no release has undone it since."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     holding: asyncio.Task[None] | None = None
+    releasing: asyncio.Task[None] | None = None
+    entered: Flag = field(default_factory=Flag)
+    """The source has been called to hold, in the present drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,9 @@ class Holds:
                 f"{type(source).__name__} is no work source: it needs name, intake, "
                 "hold, count, settled and release"
             )
+        name: object = source.name
+        if not isinstance(name, str) or not name:
+            raise Misuse(f"the name of {type(source).__name__} must be a text")
         if source.intake not in ("clock", "pull", "push"):
             raise Misuse(f"intake of {source.name} must be clock, pull or push")
         if any(entry.source.name == source.name for entry in self.entries):
@@ -82,6 +91,9 @@ class Holds:
         self._epoch = epoch
         for entry in self._of(intakes):
             if entry.holding is None or (entry.holding.done() and not entry.held):
+                if entry.releasing is not None:
+                    entry.releasing.cancel()  # held anew; it need not let go first
+                entry.entered.clear()
                 entry.holding = asyncio.create_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
@@ -96,6 +108,11 @@ class Holds:
         holding = [e.holding for e in self._of(intakes) if e.holding is not None]
         await together(*(asyncio.shield(task) for task in holding))
 
+    async def entered(self, *intakes: Intake) -> None:
+        """Wait until each of those sources has been called to hold."""
+        for entry in self._of(intakes):
+            await entry.entered
+
     async def settled(self, *intakes: Intake) -> None:
         """Wait until those sources hold no work any more.
 
@@ -106,7 +123,15 @@ class Holds:
             *(self._insist(entry, entry.source.settled) for entry in self._of(intakes))
         )
 
-    def release(self, done: Callable[[], None]) -> None:
+    async def release(self, patience: float) -> None:
+        """Undo every hold, and wait for that for so many seconds at most."""
+        done = Flag()
+        self.let_go(done.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await done
+
+    def let_go(self, done: Callable[[], None]) -> None:
         """Start to undo every hold, side by side; `done` is called at the end.
 
         What has not answered goes on in the background and stands in the report
@@ -119,7 +144,8 @@ class Holds:
                 entry.holding.cancel()
                 entry.holding = None
             name = f"drainmw release {entry.source.name}"
-            tasks.append(asyncio.create_task(self._release(entry), name=name))
+            entry.releasing = asyncio.create_task(self._release(entry), name=name)
+            tasks.append(entry.releasing)
         watch = asyncio.create_task(_when_done(tasks, done), name="drainmw release")
         self._background.add(watch)
         watch.add_done_callback(self._background.discard)
@@ -127,7 +153,7 @@ class Holds:
     def abandon(self) -> None:
         """Forget holds that were under way in a loop that has been closed."""
         for entry in self.entries:
-            entry.holding = None
+            entry.holding = entry.releasing = None
             entry.lock = asyncio.Lock()
 
     @property
@@ -190,6 +216,7 @@ class Holds:
     async def _hold(self, entry: Entry, epoch: int) -> None:
         async with entry.lock:
             entry.touched = True
+            entry.entered.set()
             await self._insist(entry, entry.source.hold)
             entry.held = True
             if self._epoch == 0:  # resumed meanwhile, and nobody holds it anew
@@ -203,6 +230,12 @@ class Holds:
                 await ask()
             except SourceUnavailable as exc:
                 self._note(entry, exc)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # Something that the source waited for was cancelled, not we.
+                raise SourceError("CancelledError") from None
             else:
                 entry.error = None
                 return
@@ -215,7 +248,7 @@ class Holds:
 
     async def _let_go(self, entry: Entry) -> None:
         try:
-            await entry.source.release()
+            await self._insist(entry, entry.source.release)
         except Exception as exc:
             self._note(entry, exc)
         else:
@@ -275,7 +308,9 @@ def whole(value: object, who: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CountersInvalid(who)
-    if not math.isfinite(value) or value != int(value) or value < 0:
+    if isinstance(value, float) and not value.is_integer():
+        raise CountersInvalid(who)
+    if not 0 <= value <= COUNT_MAXIMUM:
         raise CountersInvalid(who)
     return int(value)
 
