@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 VERSION = 1
 MAGIC = b"DRMW"
-WORKERS_MAXIMUM = 256
+WORKERS_MAXIMUM = 255  # their number is a byte of the map
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
 LOCK_PAUSE = 0.001
 READ_TRIES = 100  # of a slot that is being written
@@ -67,6 +67,8 @@ ERROR_MAXIMUM = 128
 _HEADER = struct.Struct("<B3x4sI")  # gate, magic, version
 _GENERATION = struct.Struct("<Q")
 _GENERATION_AT = 16
+_TAKEN_AT = 24  # how many slots were ever taken
+_OBSERVED_AT = 25  # whether there was ever an observer
 _SLOTS_AT = 64
 _SLOT = struct.Struct(f"<IQddB3x4q2q2d{WHO_MAXIMUM}s{ERROR_MAXIMUM}s")
 _SEQUENCE = struct.Struct("<I")
@@ -176,7 +178,9 @@ class Group:
             self.gate: GateByte = self._map
             with self._locked():
                 self._agree(revision, observer=observer)
-                if not observer:
+                if observer:
+                    self._map[_OBSERVED_AT] = 1
+                else:
                     self._slot = self._take_slot()
                     self.publish(silent(os.getpid()))
         except BaseException:
@@ -363,32 +367,36 @@ class Group:
                 self._map[at : at + _SLOT_SIZE] = bytes(_SLOT_SIZE)
                 (self.path / f"w{slot}.json").unlink(missing_ok=True)
                 self._held = file
+                self._map[_TAKEN_AT] = max(self._map[_TAKEN_AT], slot + 1)
                 return slot
             os.close(file)
         raise GroupError(f"there are {WORKERS_MAXIMUM} workers already")
 
     def _live(self) -> Iterator[int]:
         """The slots of all others whose worker lives: it holds its lock."""
-        for slot in range(WORKERS_MAXIMUM):
+        for slot in self._known():
+            if _is_held(self._peers[slot]):
+                yield slot
+
+    def _known(self) -> Iterator[int]:
+        """The slots of all others that were ever taken, which is in order."""
+        for slot in range(self._map[_TAKEN_AT]):
             if slot == self._slot:  # never opened again: closing would unlock it
                 continue
             if slot not in self._peers:
-                path = self.path / f"w{slot}.lock"
-                if not path.exists():
-                    return  # slots are taken in order
-                self._peers[slot] = _opened(path)
-            if _is_held(self._peers[slot]):
-                yield slot
+                self._peers[slot] = _opened(self.path / f"w{slot}.lock")
+            yield slot
 
     # Wake-ups
 
     def wake(self, hint: Hint = "look") -> None:
         """Hint to all others; a full queue has hints enough."""
-        for slot in self._live():
+        for slot in self._known():
             self._hint(f"w{slot}.sock", hint.encode())
-        for observer in self.path.glob("o*.sock"):
-            if observer.name != self.address:
-                self._hint(observer.name, b"look")
+        if self._map[_OBSERVED_AT]:
+            for observer in self.path.glob("o*.sock"):
+                if observer.name != self.address:
+                    self._hint(observer.name, b"look")
 
     def answer(self, address: str) -> None:
         """Hint to the one who asked that there is news."""
