@@ -201,10 +201,9 @@ class Drain:
             return True
         self._log("drain begun")
         await asyncio.sleep(0)  # each hold gets to its first wait
-        if self._record.others():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
-                    await self._rolls.call()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
+                await self._rolls.acknowledged(self._record.read()[0])
         return False
 
     async def resume(self, nonce: str) -> int:
