@@ -121,7 +121,7 @@ def test_a_record_of_the_same_inode_time_and_size_is_noticed(
     group.read()
     same = (group.path / "record.json").stat()
     sibling.do(told.resume)
-    monkeypatch.setattr(Path, "stat", lambda *_args, **_options: same)
+    monkeypatch.setattr(os, "stat", lambda *_args, **_options: same)
     assert told.phase(group) == ("serving", 3, 0)
 
 

@@ -59,7 +59,7 @@ VERSION = 1
 MAGIC = b"DRMW"
 WORKERS_MAXIMUM = 255  # their number is a byte of the map
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
-LOCK_PAUSE = 0.001
+LOCK_PAUSE = 0.0002
 READ_TRIES = 100  # of a slot that is being written
 WHO_MAXIMUM = 64  # bytes
 ERROR_MAXIMUM = 128
@@ -165,6 +165,8 @@ class Group:
         label = f"{boss.pid}-{boss.started}" + (f"-{name}" if name else "")
         self.path = directory / f"group-{label}"
         check_directory(self.path, "group")
+        self._root = str(self.path)
+        self._record = f"{self._root}/record.json"
         self._place = _claim(self.path)
         self._thread_lock = threading.Lock()
         self._slot_lock = threading.Lock()
@@ -256,7 +258,7 @@ class Group:
         """
         (generation,) = _GENERATION.unpack_from(self._map, _GENERATION_AT)
         try:
-            found = (self.path / "record.json").stat()
+            found = os.stat(self._record)
         except OSError as exc:
             raise GroupError(f"{self.path} is gone: {exc.strerror}") from None
         return generation, found.st_ino, found.st_mtime_ns, found.st_size
@@ -410,7 +412,7 @@ class Group:
                 message, address = self.socket.recvfrom(64)
             except (BlockingIOError, InterruptedError):
                 return asked
-            name = Path(os.fsdecode(address)).name if address else ""
+            name = os.path.basename(os.fsdecode(address)) if address else ""
             if name and (
                 message == b"tell" or (message == b"ask" and name not in asked)
             ):
@@ -453,7 +455,7 @@ class Group:
 
     def _hint(self, address: str, message: bytes) -> None:
         try:
-            self.socket.sendto(message, str(self.path / address))
+            self.socket.sendto(message, f"{self._root}/{address}")
         except OSError as exc:
             if exc.errno not in _HINT_LOST:
                 raise
