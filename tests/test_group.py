@@ -579,7 +579,7 @@ def test_a_group_name_that_is_none_is_refused_at_start(
     monkeypatch.setenv("DRAINMW_GROUP", name)
     with pytest.raises(SettingsError, match="DRAINMW_GROUP must be 1 to 64 of"):
         load()
-    with pytest.raises(SettingsError, match="^group must be 1 to 64 of"):
+    with pytest.raises(SettingsError, match=r"^group must be 1 to 64 of"):
         load(group=name)
 
 
@@ -589,6 +589,6 @@ def test_a_group_name(name: str) -> None:
 
 
 def test_a_runtime_directory_that_is_none_is_refused_at_start() -> None:
-    with pytest.raises(SettingsError, match="^runtime_dir must be a directory"):
+    with pytest.raises(SettingsError, match=r"^runtime_dir must be a directory"):
         load(runtime_dir=7)
     assert load(runtime_dir="/run/app").runtime_dir == Path("/run/app")
