@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from drainmw import Drain
-from drainmw.contract import BEGIN_PATH, CORDON_PATH, METRICS_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, UNCORDON_PATH
+from drainmw.contract import (
+    BEGIN_PATH,
+    CORDON_PATH,
+    METRICS_PATH,
+    REPORT_PATH,
+    RESUME_PATH,
+    STATUS_PATH,
+    UNCORDON_PATH,
+)
 from drainmw.control import Control
 from drainmw.testing import AsgiDriver, http_scope
 from tests.rig import (

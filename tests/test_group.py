@@ -29,6 +29,7 @@ from drainmw.group import (
     runtime_directory,
     supervisor,
 )
+from drainmw.settings import load
 from tests import peer as told
 from tests.peer import Peer, peer
 from tests.processes import until
@@ -121,7 +122,7 @@ def test_a_record_of_the_same_inode_time_and_size_is_noticed(
     group.read()
     same = (group.path / "record.json").stat()
     sibling.do(told.resume)
-    monkeypatch.setattr(Path, "stat", lambda *_args, **_options: same)
+    monkeypatch.setattr(os, "stat", lambda *_args, **_options: same)
     assert told.phase(group) == ("serving", 3, 0)
 
 
@@ -566,3 +567,28 @@ def test_what_a_lifecycle_was_comes_back_from_its_snapshot(group: Group) -> None
 def test_sockets_are_there_for_the_kernel_to_wake(group: Group) -> None:
     assert group.fileno() == group.socket.fileno()
     assert group.socket.type == socket.SOCK_DGRAM
+
+
+# Its settings
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é", "web\n"])
+def test_a_group_name_that_is_none_is_refused_at_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAINMW_GROUP", name)
+    with pytest.raises(SettingsError, match="DRAINMW_GROUP must be 1 to 64 of"):
+        load()
+    with pytest.raises(SettingsError, match=r"^group must be 1 to 64 of"):
+        load(group=name)
+
+
+@pytest.mark.parametrize("name", ["web", "a.b-c_9", "x" * 64])
+def test_a_group_name(name: str) -> None:
+    assert load(group=name).group == name
+
+
+def test_a_runtime_directory_that_is_none_is_refused_at_start() -> None:
+    with pytest.raises(SettingsError, match=r"^runtime_dir must be a directory"):
+        load(runtime_dir=7)
+    assert load(runtime_dir="/run/app").runtime_dir == Path("/run/app")

@@ -384,7 +384,7 @@ def test_a_bad_flag_is_named_as_it_was_typed() -> None:
     ("flags", "said"),
     [
         (["--port", "70000"], "Invalid value for '--port': 70000 is not in the range"),
-        (["--workers", "2"], "Invalid value for '--workers': 2 is not in the range"),
+        (["--workers", "0"], "Invalid value for '--workers': 0 is not in the range"),
         (["--uds", "x", "--port", "1"], "--uds takes the place of --host and --port"),
         (["--drain-timeout", "soon"], "'--drain-timeout': 'soon' is not a valid float"),
     ],

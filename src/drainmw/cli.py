@@ -284,7 +284,7 @@ def token() -> None:
     type=click.Path(path_type=Path),
     help="Open a control socket there; its directory must be of mode 0700.",
 )
-@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True)
+@click.option("--workers", type=click.IntRange(1, 255), default=1, show_default=True)
 @click.option(
     "--lame-duck",
     type=float,

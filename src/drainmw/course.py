@@ -179,6 +179,8 @@ class Course:
         """Step 4; false where the drain has ended or a new source is not held."""
         if not self._holds.all_held:
             return False
+        if is_closing(self._record.read()[1], self.run):  # somebody was first
+            return True
 
         def close(lifecycle: Lifecycle) -> bool:
             if not stands(lifecycle, self.run):
@@ -211,6 +213,8 @@ class Course:
             if {worker.pid for worker in self._record.others()} <= heard:
                 lifecycle.conclude(counts, now)
 
+        if self._record.read()[0] != generation:  # without waiting for the lock
+            return
         with contextlib.suppress(Superseded):
             self._record.transact(conclude, only_at=generation)
             self._record.wake("ask")

@@ -57,9 +57,9 @@ T = TypeVar("T")
 
 VERSION = 1
 MAGIC = b"DRMW"
-WORKERS_MAXIMUM = 256
+WORKERS_MAXIMUM = 255  # their number is a byte of the map
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
-LOCK_PAUSE = 0.001
+LOCK_PAUSE = 0.0002
 READ_TRIES = 100  # of a slot that is being written
 WHO_MAXIMUM = 64  # bytes
 ERROR_MAXIMUM = 128
@@ -67,6 +67,8 @@ ERROR_MAXIMUM = 128
 _HEADER = struct.Struct("<B3x4sI")  # gate, magic, version
 _GENERATION = struct.Struct("<Q")
 _GENERATION_AT = 16
+_TAKEN_AT = 24  # how many slots were ever taken
+_OBSERVED_AT = 25  # whether there was ever an observer
 _SLOTS_AT = 64
 _SLOT = struct.Struct(f"<IQddB3x4q2q2d{WHO_MAXIMUM}s{ERROR_MAXIMUM}s")
 _SEQUENCE = struct.Struct("<I")
@@ -163,6 +165,8 @@ class Group:
         label = f"{boss.pid}-{boss.started}" + (f"-{name}" if name else "")
         self.path = directory / f"group-{label}"
         check_directory(self.path, "group")
+        self._root = str(self.path)
+        self._record = f"{self._root}/record.json"
         self._place = _claim(self.path)
         self._thread_lock = threading.Lock()
         self._slot_lock = threading.Lock()
@@ -176,7 +180,9 @@ class Group:
             self.gate: GateByte = self._map
             with self._locked():
                 self._agree(revision, observer=observer)
-                if not observer:
+                if observer:
+                    self._map[_OBSERVED_AT] = 1
+                else:
                     self._slot = self._take_slot()
                     self.publish(silent(os.getpid()))
         except BaseException:
@@ -252,7 +258,7 @@ class Group:
         """
         (generation,) = _GENERATION.unpack_from(self._map, _GENERATION_AT)
         try:
-            found = (self.path / "record.json").stat()
+            found = os.stat(self._record)
         except OSError as exc:
             raise GroupError(f"{self.path} is gone: {exc.strerror}") from None
         return generation, found.st_ino, found.st_mtime_ns, found.st_size
@@ -363,32 +369,36 @@ class Group:
                 self._map[at : at + _SLOT_SIZE] = bytes(_SLOT_SIZE)
                 (self.path / f"w{slot}.json").unlink(missing_ok=True)
                 self._held = file
+                self._map[_TAKEN_AT] = max(self._map[_TAKEN_AT], slot + 1)
                 return slot
             os.close(file)
         raise GroupError(f"there are {WORKERS_MAXIMUM} workers already")
 
     def _live(self) -> Iterator[int]:
         """The slots of all others whose worker lives: it holds its lock."""
-        for slot in range(WORKERS_MAXIMUM):
+        for slot in self._known():
+            if _is_held(self._peers[slot]):
+                yield slot
+
+    def _known(self) -> Iterator[int]:
+        """The slots of all others that were ever taken, which is in order."""
+        for slot in range(self._map[_TAKEN_AT]):
             if slot == self._slot:  # never opened again: closing would unlock it
                 continue
             if slot not in self._peers:
-                path = self.path / f"w{slot}.lock"
-                if not path.exists():
-                    return  # slots are taken in order
-                self._peers[slot] = _opened(path)
-            if _is_held(self._peers[slot]):
-                yield slot
+                self._peers[slot] = _opened(self.path / f"w{slot}.lock")
+            yield slot
 
     # Wake-ups
 
     def wake(self, hint: Hint = "look") -> None:
         """Hint to all others; a full queue has hints enough."""
-        for slot in self._live():
+        for slot in self._known():
             self._hint(f"w{slot}.sock", hint.encode())
-        for observer in self.path.glob("o*.sock"):
-            if observer.name != self.address:
-                self._hint(observer.name, b"look")
+        if self._map[_OBSERVED_AT]:
+            for observer in self.path.glob("o*.sock"):
+                if observer.name != self.address:
+                    self._hint(observer.name, b"look")
 
     def answer(self, address: str) -> None:
         """Hint to the one who asked that there is news."""
@@ -402,7 +412,7 @@ class Group:
                 message, address = self.socket.recvfrom(64)
             except (BlockingIOError, InterruptedError):
                 return asked
-            name = Path(os.fsdecode(address)).name if address else ""
+            name = os.path.basename(os.fsdecode(address)) if address else ""
             if name and (
                 message == b"tell" or (message == b"ask" and name not in asked)
             ):
@@ -445,7 +455,7 @@ class Group:
 
     def _hint(self, address: str, message: bytes) -> None:
         try:
-            self.socket.sendto(message, str(self.path / address))
+            self.socket.sendto(message, f"{self._root}/{address}")
         except OSError as exc:
             if exc.errno not in _HINT_LOST:
                 raise

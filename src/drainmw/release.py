@@ -204,10 +204,7 @@ class Drain:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
                 await self._holds.entered("clock", "pull")
-        if self._record.others():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
-                    await self._rolls.call()
+                await self._rolls.acknowledged(self._record.read()[0])
         return False
 
     async def resume(self, nonce: str) -> int:

@@ -90,6 +90,15 @@ class RollCall:
                 async with asyncio.timeout(left):
                     await self.stirred.after(beats)
 
+    async def acknowledged(self, generation: int) -> None:
+        """Return once every other live worker has spoken of that generation."""
+        self.record.wake("ask")
+        while True:
+            beats = self.stirred.count
+            if all(w.has_spoken(generation) for w in self.record.others()):
+                return
+            await self.stirred.after(beats)
+
     async def overheard(self, since: float = 0.0) -> tuple[int, Roll, list[Worker]]:
         """What has been said so far, without asking anybody else."""
         workers = [await self.speak()] if self._is_worker else []

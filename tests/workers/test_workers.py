@@ -58,7 +58,7 @@ def test_connections_that_were_kept_are_refused_too(release: Crowd) -> None:
     with ExitStack() as opened:
         kept = [opened.enter_context(server.connect()) for _ in range(60)]
         seen = {int(connection.ask("GET", "/pid").body) for connection in kept}
-        assert len(seen) > 1  # the kernel does not spread them evenly
+        assert seen <= release.pids()  # not always all: the kernel spreads them
         nonce = server.begin()
         assert server.outcome(nonce)["status"] == "drained"
         assert all(connection.ask("GET", "/pid").is_refusal for connection in kept)
