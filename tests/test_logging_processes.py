@@ -102,6 +102,7 @@ def test_the_log_is_json_lines_unless_it_goes_to_a_terminal(tmp_path: Path) -> N
 
 def test_a_terminal_gets_lines_for_people(tmp_path: Path) -> None:
     with served(tmp_path, terminal=True, environment=OFTEN) as release:
+        release.err.wait_for_text("revision")
         log = COLOUR.sub("", release.err.text)
         address = re.search(r"serving .* address=http://127\.0\.0\.1:(\d+) ", log)
         assert address is not None

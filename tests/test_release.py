@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import structlog
+from starlette.types import Receive, Scope, Send
 
 from drainmw import Counts, Drain, IntakeRefused, SourceUnavailable
 from drainmw.contract import BEGIN_PATH
@@ -25,6 +27,7 @@ from tests.rig import (
     begin_json,
     begin_request,
     calm,
+    hello,
     new_drain,
 )
 
@@ -965,3 +968,152 @@ async def test_a_drain_that_was_resumed_leaves_no_task_behind() -> None:
     await calm()
     await release.client.resume()
     await calm()
+
+
+# What must not get lost at the edges
+
+
+async def test_a_source_added_while_the_verdict_is_read_is_waited_for() -> None:
+    """D: nobody has asked it, so nothing is proven."""
+    asked, busy = ManualSource("asked", blocked=["count"]), ManualSource("busy")
+    release = sourced(asked, count_timeout=5)
+    await release.client.begin()
+    await calm()
+    busy.set_counts(jobs=3)
+    busy.block("settled")
+    release.drain.add_source(busy)
+    await calm()
+    asked.unblock("count")
+    await calm()
+    assert await release.state() == "draining"
+    busy.set_counts()
+    busy.settle()
+    await calm()
+    assert await release.state() == "drained"
+
+
+@pytest.mark.parametrize("count", [10**400, -(10**400)])
+async def test_a_begin_holds_whatever_a_count_says(count: int) -> None:
+    source = ManualSource(blocked=["settled"])
+    source.set_counts(jobs=count)
+    release = sourced(source)
+    assert (await release.client.begin()).status_code == 202
+    assert source.is_held
+
+
+async def test_a_logger_that_fails_stops_no_drain() -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("of the app's logger")
+
+    source = ManualSource()
+    release = sourced(source)
+    structlog.configure(processors=[fails])
+    try:
+        assert (await release.client.begin()).status_code == 202
+        await calm()
+        assert source.is_held
+        assert await release.state() == "drained"
+    finally:
+        structlog.reset_defaults()
+
+
+def test_a_resume_releases_also_where_the_loop_was_closed_in_the_middle() -> None:
+    """R1: the tasks of the drain died with their loop, its holds did not."""
+    source = ManualSource(blocked=["settled"])
+    release = sourced(source)
+    first = asyncio.new_event_loop()
+    first.run_until_complete(release.drain.begin(begin_request()))
+    first.run_until_complete(calm())
+    for task in asyncio.all_tasks(first):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # they are
+    first.close()
+    assert source.is_held
+    assert asyncio.run(release.drain.resume(NONCE)) == 2
+    assert not source.is_held
+    assert release.drain.not_ready() is None
+
+
+async def test_a_release_that_finds_nobody_is_tried_again() -> None:
+    source = ManualSource()
+    source.fail("release", SourceUnavailable("blip"))
+    release = sourced(source)
+    await release.client.begin()
+    await calm()
+    resuming = asyncio.create_task(release.client.resume())
+    await calm()
+    assert release.drain.not_ready() == "not released: manual"
+    source.mend("release")
+    assert (await resuming).status_code == 200
+    assert release.drain.not_ready() is None
+
+
+async def test_an_exact_retry_of_a_resume_releases_what_is_stuck() -> None:
+    source = ManualSource()
+    source.fail("release", RuntimeError("boom"))
+    release = sourced(source)
+    await release.client.begin()
+    await calm()
+    await release.client.resume()
+    assert release.drain.not_ready() == "not released: manual"
+    source.mend("release")
+    assert (await release.client.resume()).status_code == 200
+    assert release.drain.not_ready() is None
+
+
+@pytest.mark.parametrize("step", ["hold", "settled"])
+async def test_a_source_whose_own_task_was_cancelled_fails_the_drain(
+    step: Literal["hold", "settled"],
+) -> None:
+    class Cancelled(ManualSource):
+        async def _passes(self, asked: Any) -> None:
+            if asked == step:
+                raise asyncio.CancelledError
+            await super()._passes(asked)
+
+    release = sourced(Cancelled())
+    await release.client.begin()
+    await calm()
+    answer = (await release.client.status()).json()
+    assert (answer["status"], answer["failure"]) == ("failed", "CancelledError")
+
+
+async def test_sessions_that_go_on_spawning_are_waited_for() -> None:
+    """H9: who was let in and leaves a job behind is not late."""
+    jobs = 0
+
+    async def spawns(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal jobs
+        jobs += 1
+        release.drain.spawn(asyncio.sleep(0.01))
+        await hello(scope, receive, send)
+
+    release = Release(spawns, admit=lambda scope: jobs < 20)
+    async with release.call() as first:
+        await release.client.begin()
+        while jobs < 20:
+            await release.client.get("/")
+            await asyncio.sleep(0.005)
+        await first.receive_output()
+        await first.receive_output()
+    until = asyncio.get_running_loop().time() + 5
+    while await release.state() == "draining":
+        assert asyncio.get_running_loop().time() < until
+        await asyncio.sleep(0.01)
+    assert await release.state() == "drained"
+
+
+async def test_sources_are_asked_in_the_loop_of_the_drain() -> None:
+    threads: set[int] = set()
+
+    class Asked(ManualSource):
+        def count(self) -> Any:
+            threads.add(threading.get_ident())
+            return super().count()
+
+    release = sourced(Asked(blocked=["settled"]))
+    await release.client.begin()
+    await calm()
+    threads.clear()
+    status = await asyncio.to_thread(asyncio.run, release.drain.status(NONCE))
+    assert status["status"] == "draining"
+    assert threads == {threading.get_ident()}

@@ -248,6 +248,26 @@ def test_bytes_that_wait_for_a_slow_reader_are_not_cut(tmp_path: Path) -> None:
         assert release.exit_code() == 0
 
 
+def test_a_resume_while_the_last_bytes_leave_gives_the_stop_up_too(
+    tmp_path: Path,
+) -> None:
+    """What is admitted after it would be cut by a stop that goes on."""
+    with served(tmp_path) as release, closing(socket.socket()) as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.connect(("127.0.0.1", release.port))
+        wire.sendall(b"GET /large HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        until(lambda: release.report()["admittedTotal"] == 1, "admitted")
+        release.signal()
+        assert release.wait_for_event("drain ended")["phase"] == "drained"
+        control = str(release.control)
+        assert drainmw("resume", "--control", control).exit_code == 0
+        release.wait_for_event("stop given up")
+        assert release.get().status_code == 200
+        wire.close()
+        release.signal()
+        assert release.exit_code() == 0
+
+
 def test_a_signal_while_the_app_starts_ends_it(tmp_path: Path) -> None:
     (tmp_path / "starting.py").write_text(
         "async def app(scope, receive, send):\n"

@@ -56,7 +56,7 @@ class AlreadyStarted(Refused):
 
     code = "RUNTIME_DRAIN_ALREADY_STARTED"
 
-    def __init__(self, *, same_nonce: bool = False) -> None:
+    def __init__(self, same_nonce: bool = False) -> None:
         super().__init__(same_nonce)
         self.same_nonce = same_nonce
 
@@ -108,7 +108,7 @@ class DrainNotFound(Refused):
 
     code = "RUNTIME_DRAIN_NOT_FOUND"
 
-    def __init__(self, *, resumed: bool = False) -> None:
+    def __init__(self, resumed: bool = False) -> None:
         super().__init__(resumed)
         self.resumed = resumed
 

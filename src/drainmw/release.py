@@ -219,14 +219,15 @@ class Drain:
         """
         self._check_joined()
 
-        def resume(lifecycle: Lifecycle) -> tuple[bool, int]:
-            return lifecycle.resume(nonce), lifecycle.epoch
+        def resume(lifecycle: Lifecycle) -> tuple[Run | None, bool, int]:
+            run = lifecycle.run
+            return run, lifecycle.resume(nonce), lifecycle.epoch
 
-        retry, epoch = self._record.transact(resume)
+        run, retry, epoch = self._record.transact(resume)
         if not retry:
             self.follow()
             self._record.wake()
-            self._tell("drain resumed", epoch=epoch, nonce=nonce)
+            self._tell("drain resumed", epoch=epoch, **_named(run))
         elif self._holds.stuck and self._released:
             self._let_go()
         with contextlib.suppress(TimeoutError):
@@ -555,9 +556,7 @@ class Drain:
         self._tell(
             event,
             epoch=lifecycle.epoch,
-            nonce=run.request.nonce,
-            source_revision=run.request.source_revision,
-            target_revision=run.request.target_revision,
+            **_named(run),
             **facts,
         )
 
@@ -595,6 +594,17 @@ def _forget_siblings() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_siblings)
+
+
+def _named(run: Run | None) -> dict[str, str]:
+    """Which drain a line in the log is about."""
+    if run is None:
+        return {}
+    return {
+        "nonce": run.request.nonce,
+        "source_revision": run.request.source_revision,
+        "target_revision": run.request.target_revision,
+    }
 
 
 def _as_status(phase: Phase, run: Run) -> Literal["draining", "drained", "failed"]:

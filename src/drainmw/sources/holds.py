@@ -25,7 +25,6 @@ from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
 from drainmw.text import failure_text
 
-COUNT_MAXIMUM = 2**53 - 1  # what every reader of JSON can take
 RETRY_FIRST = 0.05  # seconds
 RETRY_LAST = 1.0
 
@@ -310,7 +309,7 @@ def whole(value: object, who: str) -> int:
         raise CountersInvalid(who)
     if isinstance(value, float) and not value.is_integer():
         raise CountersInvalid(who)
-    if not 0 <= value <= COUNT_MAXIMUM:
+    if value < 0:
         raise CountersInvalid(who)
     return int(value)
 
