@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from drainmw.core.roster import Worker
-from drainmw.group import Group, Supervisor
+from drainmw.group import Group
+from drainmw.supervisor import Supervisor
 from tests.rig import NONCE, begin_request
 
 Act = Callable[..., Any]

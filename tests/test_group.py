@@ -21,15 +21,15 @@ import pytest
 
 from drainmw.core.roster import Worker
 from drainmw.errors import AlreadyStarted, GroupError, SettingsError, Superseded
-from drainmw.group import (
-    Group,
+from drainmw.group import Group
+from drainmw.settings import load
+from drainmw.supervisor import (
     Supervisor,
     itself,
     may_be_one_of_several,
     runtime_directory,
     supervisor,
 )
-from drainmw.settings import load
 from tests import peer as told
 from tests.peer import Peer, peer
 from tests.processes import until
@@ -301,7 +301,7 @@ def test_a_group_that_was_left_can_be_joined_again(directory: Path) -> None:
 def test_a_full_group_takes_nobody_in(
     directory: Path, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drainmw.group.WORKERS_MAXIMUM", 0)
+    monkeypatch.setattr("drainmw.slots.WORKERS_MAXIMUM", 0)
     with pytest.raises(GroupError, match="there are 0 workers already"):
         Group(directory, itself(), name="small")
 

@@ -18,6 +18,7 @@ FLOORS = (
     ("errors",),
     ("contract", "bodies"),
     ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
+    ("supervisor", "locks", "slots"),
     ("flag", "log", "answers", "reporting", "record", "sources", "client"),
     ("group", "rollcall"),
     ("course",),

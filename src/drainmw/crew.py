@@ -22,7 +22,6 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 from drainmw.errors import GroupError
-from drainmw.group import itself
 from drainmw.log import logger
 from drainmw.release import Drain
 from drainmw.serve import (
@@ -38,6 +37,7 @@ from drainmw.serve import (
 )
 from drainmw.servelog import configure_logging
 from drainmw.stop import SIGNALS, drained, end_within, final, handled_signals
+from drainmw.supervisor import itself
 
 FORCED_PAUSE = 1.0  # seconds from a second signal to the end
 GOING_PAUSE = 2.0  # seconds beyond the graceful timeout, before a worker is killed

@@ -25,122 +25,40 @@ import contextlib
 import errno
 import json
 import mmap
-import multiprocessing
 import os
 import re
 import shutil
 import socket
-import stat
 import struct
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from drainmw import slots
 from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
 from drainmw.errors import DrainError, GroupError, Superseded
+from drainmw.locks import is_held, opened, share, try_lock, unlock
 from drainmw.record import Hint
 from drainmw.socketfile import check_directory
-
-if sys.platform != "win32":
-    import fcntl
+from drainmw.supervisor import Supervisor
 
 T = TypeVar("T")
 
 VERSION = 1
 MAGIC = b"DRMW"
-WORKERS_MAXIMUM = 255  # their number is a byte of the map
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
 LOCK_PAUSE = 0.0002
-READ_TRIES = 100  # of a slot that is being written
-WHO_MAXIMUM = 64  # bytes
-ERROR_MAXIMUM = 128
 
 _HEADER = struct.Struct("<B3x4sI")  # gate, magic, version
 _GENERATION = struct.Struct("<Q")
 _GENERATION_AT = 16
 _TAKEN_AT = 24  # how many slots were ever taken
 _OBSERVED_AT = 25  # whether there was ever an observer
-_SLOTS_AT = 64
-_SLOT = struct.Struct(f"<IQddB3x4q2q2d{WHO_MAXIMUM}s{ERROR_MAXIMUM}s")
-_SEQUENCE = struct.Struct("<I")
-_SLOT_SIZE = 320
-_SIZE = _SLOTS_AT + WORKERS_MAXIMUM * _SLOT_SIZE
-_UNKNOWN = -1
-_MAXIMUM = 2**63 - 1
-_SETTLED, _VALID, _FATAL = 1, 2, 4
-
-
-@dataclass(frozen=True, slots=True)
-class Supervisor:
-    """The process that starts the workers of a group; a pid alone is reused."""
-
-    pid: int
-    started: str
-
-    @property
-    def lives(self) -> bool:
-        """Whether that very process still runs."""
-        return _start_time(self.pid) == self.started
-
-
-def supervisor(environ: Mapping[str, str] | None = None) -> Supervisor | None:
-    """Who started this process as one of several; `None` for one that is alone.
-
-    Raises:
-        GroupError: It is one of several and its parent cannot be told.
-    """
-    environ = os.environ if environ is None else environ
-    parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None:
-        pid = parent.pid
-    elif environ.get("SERVER_SOFTWARE", "").startswith("gunicorn/"):
-        pid = os.getppid()
-    else:
-        return None
-    if sys.platform == "win32":
-        raise GroupError("workers need POSIX locks and Unix sockets to act as one")
-    started = _start_time(pid)
-    if started is None:
-        raise GroupError(f"the supervisor, process {pid}, cannot be identified")
-    return Supervisor(pid, started)
-
-
-def itself() -> Supervisor:
-    """This process, as the supervisor of the workers that it starts.
-
-    Raises:
-        GroupError: Its start cannot be told.
-    """
-    started = _start_time(os.getpid())
-    if started is None:
-        raise GroupError("the start of this process cannot be told")
-    return Supervisor(os.getpid(), started)
-
-
-def may_be_one_of_several() -> bool:
-    """Whether this process, or one forked from it, may have siblings."""
-    return multiprocessing.parent_process() is not None or os.environ.get(
-        "SERVER_SOFTWARE", ""
-    ).startswith("gunicorn/")
-
-
-def runtime_directory(chosen: Path | None) -> Path:
-    """Where groups live: chosen, or `XDG_RUNTIME_DIR`, or below the temporary one."""
-    if chosen is not None:
-        return chosen
-    xdg = os.environ.get("XDG_RUNTIME_DIR")
-    if xdg:
-        return Path(xdg) / "drainmw"
-    return Path(tempfile.gettempdir()) / f"drainmw-{os.geteuid()}"
 
 
 class Group:
@@ -175,7 +93,7 @@ class Group:
         self._read: tuple[tuple[int, ...], int, Lifecycle] | None = None
         lock_file = None
         try:
-            self._lock_file = lock_file = _opened(self.path / "lock")
+            self._lock_file = lock_file = opened(self.path / "lock")
             self._map = self._mapped()
             self.gate: GateByte = self._map
             with self._locked():
@@ -184,7 +102,7 @@ class Group:
                     self._map[_OBSERVED_AT] = 1
                 else:
                     self._slot = self._take_slot()
-                    self.publish(silent(os.getpid()))
+                    self.publish(slots.silent(os.getpid()))
         except BaseException:
             if lock_file is not None:
                 os.close(lock_file)
@@ -193,7 +111,7 @@ class Group:
         # Who cleans temporary folders by age passes by a directory that is locked
         # in this way (tmpfiles.d(5)).
         self._tenure = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._tenure, fcntl.LOCK_SH)
+        share(self._tenure)
         # From here on its lock is held: should the rest fail, this worker is
         # one that never speaks, so that no drain ends as if it were not there.
         self.address = f"o{os.getpid()}.sock" if observer else f"w{self._slot}.sock"
@@ -284,14 +202,14 @@ class Group:
         """The one lock of the group; never held across a wait."""
         deadline = time.monotonic() + LOCK_PATIENCE
         with self._thread_lock:
-            while not _try_lock(self._lock_file):
+            while not try_lock(self._lock_file):
                 if time.monotonic() > deadline:
                     raise GroupError("the lock of the group is not to be had")
                 time.sleep(LOCK_PAUSE)
             try:
                 yield
             finally:
-                fcntl.lockf(self._lock_file, fcntl.LOCK_UN)
+                unlock(self._lock_file)
 
     # The slots
 
@@ -299,85 +217,30 @@ class Group:
         """Write this worker's slot; loops of several threads take turns."""
         if self._slot is not None:
             with self._slot_lock:
-                self._write_slot(self._slot, worker)
-
-    def _write_slot(self, slot: int, worker: Worker) -> None:
-        at = _SLOTS_AT + slot * _SLOT_SIZE
-        counts = [_UNKNOWN if n is None else min(n, _MAXIMUM) for n in worker.counts]
-        flags = (
-            _SETTLED * worker.settled + _VALID * worker.valid + _FATAL * worker.fatal
-        )
-        (sequence,) = _SEQUENCE.unpack_from(self._map, at)
-        odd = (sequence + 1) | 1
-        _SEQUENCE.pack_into(self._map, at, odd & 0xFFFFFFFF)
-        _SLOT.pack_into(
-            self._map,
-            at + _SEQUENCE.size,
-            worker.pid,
-            worker.generation,
-            worker.born,
-            worker.published,
-            flags,
-            *counts,
-            worker.admitted,
-            worker.refused,
-            worker.last_admitted,
-            worker.last_refused,
-            worker.who.encode()[:WHO_MAXIMUM],
-            (worker.error or "").encode()[:ERROR_MAXIMUM],
-        )
-        _SEQUENCE.pack_into(self._map, at, (odd + 1) & 0xFFFFFFFF)
+                slots.write(self._map, self._slot, worker)
 
     def others(self) -> list[Worker]:
         """What every other live worker has published last."""
-        return [self._worker(slot) for slot in self._live()]
-
-    def _worker(self, slot: int) -> Worker:
-        """One slot, read whole; one that stays half written has not spoken."""
-        at = _SLOTS_AT + slot * _SLOT_SIZE
-        pid = 0
-        for _ in range(READ_TRIES):
-            (before,) = _SEQUENCE.unpack_from(self._map, at)
-            fields = _SLOT.unpack_from(self._map, at + _SEQUENCE.size)
-            (after,) = _SEQUENCE.unpack_from(self._map, at)
-            pid, generation, born, published, flags, *rest = fields
-            if before == after and before % 2 == 0:
-                return Worker(
-                    pid=pid,
-                    born=born,
-                    published=published,
-                    generation=generation,
-                    settled=bool(flags & _SETTLED),
-                    valid=bool(flags & _VALID),
-                    counts=tuple(None if n == _UNKNOWN else n for n in rest[:4]),
-                    admitted=rest[4],
-                    refused=rest[5],
-                    last_admitted=rest[6],
-                    last_refused=rest[7],
-                    who=_text(rest[8]),
-                    error=_text(rest[9]) or None,
-                    fatal=bool(flags & _FATAL),
-                )
-        return silent(pid)
+        return [slots.read(self._map, slot) for slot in self._live()]
 
     def _take_slot(self) -> int:
         """The first slot whose worker is gone. Under the lock."""
-        for slot in range(WORKERS_MAXIMUM):
-            file = _opened(self.path / f"w{slot}.lock")
-            if _try_lock(file):
-                at = _SLOTS_AT + slot * _SLOT_SIZE
-                self._map[at : at + _SLOT_SIZE] = bytes(_SLOT_SIZE)
+        for slot in range(slots.WORKERS_MAXIMUM):
+            file = opened(self.path / f"w{slot}.lock")
+            if try_lock(file):
+                at = slots.SLOTS_AT + slot * slots.SLOT_SIZE
+                self._map[at : at + slots.SLOT_SIZE] = bytes(slots.SLOT_SIZE)
                 (self.path / f"w{slot}.json").unlink(missing_ok=True)
                 self._held = file
                 self._map[_TAKEN_AT] = max(self._map[_TAKEN_AT], slot + 1)
                 return slot
             os.close(file)
-        raise GroupError(f"there are {WORKERS_MAXIMUM} workers already")
+        raise GroupError(f"there are {slots.WORKERS_MAXIMUM} workers already")
 
     def _live(self) -> Iterator[int]:
         """The slots of all others whose worker lives: it holds its lock."""
         for slot in self._known():
-            if _is_held(self._peers[slot]):
+            if is_held(self._peers[slot]):
                 yield slot
 
     def _known(self) -> Iterator[int]:
@@ -386,7 +249,7 @@ class Group:
             if slot == self._slot:  # never opened again: closing would unlock it
                 continue
             if slot not in self._peers:
-                self._peers[slot] = _opened(self.path / f"w{slot}.lock")
+                self._peers[slot] = opened(self.path / f"w{slot}.lock")
             yield slot
 
     # Wake-ups
@@ -474,11 +337,11 @@ class Group:
 
     def _mapped(self) -> mmap.mmap:
         path = self.path / "group"
-        file = _opened(path)
+        file = opened(path)
         try:
             with self._locked():
                 if os.fstat(file).st_size == 0:
-                    os.ftruncate(file, _SIZE)
+                    os.ftruncate(file, slots.SIZE)
                     os.pwrite(file, _HEADER.pack(0, MAGIC, VERSION), 0)
                 _, magic, version = _HEADER.unpack(os.pread(file, _HEADER.size, 0))
             if (magic, version) != (MAGIC, VERSION):
@@ -486,7 +349,7 @@ class Group:
                     f"{path} is of version {version}, this drainmw makes {VERSION}; "
                     "all workers of a group need the same one"
                 )
-            return mmap.mmap(file, _SIZE)
+            return mmap.mmap(file, slots.SIZE)
         finally:
             os.close(file)
 
@@ -523,62 +386,6 @@ def _place(path: Path) -> tuple[Path, int]:
     return path.resolve(), path.stat().st_ino
 
 
-def _text(field: bytes) -> str:
-    return field.rstrip(b"\0").decode(errors="replace")
-
-
-def silent(pid: int) -> Worker:
-    """A worker that has not spoken."""
-    nothing = (None,) * 4
-    now = time.monotonic()
-    return Worker(pid, now, now, 0, settled=False, counts=nothing)
-
-
-def _opened(path: Path) -> int:
-    """Open or make a file of the group, never through a link."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        file = os.open(path, flags, 0o600)
-    except OSError as exc:
-        raise GroupError(f"{path}: {exc.strerror}") from None
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        os.close(file)
-        raise GroupError(f"{path} is not a file of ours")
-    return file
-
-
-def _try_lock(file: int, *, shared: bool = False) -> bool:
-    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        fcntl.lockf(file, mode | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
-def _is_held(file: int) -> bool:
-    """Whether the worker of that lock lives; two who look at once see the same."""
-    if not _try_lock(file, shared=True):
-        return True
-    fcntl.lockf(file, fcntl.LOCK_UN)
-    return False
-
-
-def _start_time(pid: int) -> str | None:
-    """When a process started, in the words of its system; `None` if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-    asked = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True
-    )
-    return re.sub(r"\W+", "-", asked.stdout.strip()) or None
-
-
 def _sweep(directory: Path, own: Path) -> None:
     """Remove groups whose supervisor is gone and in which nobody lives."""
     for path in directory.glob("group-*-*"):
@@ -597,11 +404,11 @@ def _inhabited(path: Path) -> bool:
         return False
     for lock in path.glob("w*.lock"):
         try:
-            file = _opened(lock)
+            file = opened(lock)
         except GroupError:
             return True
         try:
-            if _is_held(file):
+            if is_held(file):
                 return True
         finally:
             os.close(file)

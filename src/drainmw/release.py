@@ -40,13 +40,7 @@ from drainmw.errors import (
     SettingsError,
 )
 from drainmw.flag import Flag
-from drainmw.group import (
-    Group,
-    Supervisor,
-    may_be_one_of_several,
-    runtime_directory,
-    supervisor,
-)
+from drainmw.group import Group
 from drainmw.log import logger
 from drainmw.record import LocalRecord, Record
 from drainmw.reporting import BLOCKERS_MAXIMUM, blockers, in_words, milliseconds
@@ -54,6 +48,12 @@ from drainmw.rollcall import RollCall
 from drainmw.sources.base import WorkSource
 from drainmw.sources.holds import Holds, Seen, running_of
 from drainmw.sources.tasks import TaskRegistry
+from drainmw.supervisor import (
+    Supervisor,
+    may_be_one_of_several,
+    runtime_directory,
+    supervisor,
+)
 from drainmw.text import failure_text, printable
 from drainmw.tokens import Tokens
 
