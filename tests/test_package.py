@@ -20,7 +20,7 @@ FLOORS = (
     ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
     ("supervisor", "locks", "slots"),
     ("flag", "log", "answers", "reporting", "record", "sources", "client"),
-    ("group", "rollcall"),
+    ("group", "rollcall", "statement"),
     ("course",),
     ("release",),
     ("metrics",),

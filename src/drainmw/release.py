@@ -14,28 +14,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from drainmw import settings as _settings
 from drainmw.answers import ticket_factory
 from drainmw.bodies import BeginRequest
 from drainmw.contract import (
-    PROTOCOL,
     TIMEOUT,
     Blocker,
-    InFlight,
     Report,
-    SourceReport,
     Status,
-    WorkerReport,
 )
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
 from drainmw.core.ledger import GateByte, Ledger
-from drainmw.core.roster import KINDS, Roll, Worker
 from drainmw.course import Course
 from drainmw.errors import (
-    CountersInvalid,
-    CountersUnknown,
     GroupError,
     SettingsError,
 )
@@ -43,18 +36,18 @@ from drainmw.flag import Flag
 from drainmw.group import Group
 from drainmw.log import logger
 from drainmw.record import LocalRecord, Record
-from drainmw.reporting import BLOCKERS_MAXIMUM, blockers, in_words, milliseconds
+from drainmw.reporting import blockers, in_words
 from drainmw.rollcall import RollCall
 from drainmw.sources.base import WorkSource
-from drainmw.sources.holds import Holds, Seen, running_of
+from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
+from drainmw.statement import report_of, status_of
 from drainmw.supervisor import (
     Supervisor,
     may_be_one_of_several,
     runtime_directory,
     supervisor,
 )
-from drainmw.text import failure_text, printable
 from drainmw.tokens import Tokens
 
 T = TypeVar("T")
@@ -273,18 +266,7 @@ class Drain:
         self._expire()
         _, lifecycle = self._record.read()
         run = lifecycle.find(nonce)
-        answer: Status = {
-            "protocol": PROTOCOL,
-            "nonce": run.request.nonce,
-            "sourceRevision": run.request.source_revision,
-            "targetRevision": run.request.target_revision,
-            "timeoutMs": run.request.timeout_ms,
-            "status": _as_status(lifecycle.phase, run),
-            "inFlight": _in_flight(roll),
-        }
-        if run.failure is not None:
-            answer["failure"] = run.failure
-        return answer
+        return status_of(run, lifecycle.phase, roll)
 
     def not_ready(self) -> str | None:
         """Why no new traffic should come here; `None` where it may."""
@@ -314,36 +296,17 @@ class Drain:
         self._expire()
         seen = await self._holds.ask()
         _, roll, workers = await self._rolls.call("tell")
-        now = self.clock()
         _, lifecycle = self._record.read()
-        run = lifecycle.run
-        request = run.request if run else None
-        remaining = self.remaining
-        found = [*self.blockers(), *self._record.told()]
-        found.sort(key=lambda blocker: -blocker["ageMs"])
-        return {
-            "app": self.settings.app,
-            "revision": lifecycle.revision,
-            "phase": str(lifecycle.phase),
-            "epoch": lifecycle.epoch,
-            "nonce": request.nonce if request else None,
-            "sourceRevision": request.source_revision if request else None,
-            "targetRevision": request.target_revision if request else None,
-            "remainingMs": _until(remaining, lifecycle.phase),
-            "inFlight": roll.counts,
-            "admittedTotal": sum(w.admitted for w in workers),
-            "refusedTotal": sum(w.refused for w in workers),
-            "lastAdmittedAgoMs": _ago(now, [w.last_admitted for w in workers]),
-            "lastRefusedAgoMs": _ago(now, [w.last_refused for w in workers]),
-            "failure": run.failure if run else None,
-            "blockers": found[:BLOCKERS_MAXIMUM],
-            "sources": [_source(answer) for answer in seen],
-            "workers": [
-                _worker(worker, worker not in roll.unknown, lifecycle, now)
-                for worker in workers
-            ],
-            "warnings": self.warnings(),
-        }
+        return report_of(
+            lifecycle,
+            workers,
+            roll,
+            seen,
+            [*self.blockers(), *self._record.told()],
+            self.warnings(),
+            app=self.settings.app,
+            now=self.clock(),
+        )
 
     def blockers(self) -> list[Blocker]:
         """The twenty oldest pieces of work in flight in this worker."""
@@ -604,69 +567,4 @@ def _named(run: Run | None) -> dict[str, str]:
         "nonce": run.request.nonce,
         "source_revision": run.request.source_revision,
         "target_revision": run.request.target_revision,
-    }
-
-
-def _as_status(phase: Phase, run: Run) -> Literal["draining", "drained", "failed"]:
-    """A detached release has ended as its verdict says."""
-    if phase is Phase.DRAINING:
-        return "draining"
-    return "drained" if run.failure is None else "failed"
-
-
-def _in_flight(roll: Roll) -> InFlight:
-    if not roll.valid:
-        raise CountersInvalid(", ".join(roll.who))
-    known = roll.known
-    if known is None:
-        raise CountersUnknown(list(roll.who), roll.error or "")
-    return {
-        "http": known["http"],
-        "websocket": known["websocket"],
-        "jobs": known["jobs"],
-        "schedules": known["schedules"],
-    }
-
-
-def _until(remaining: float | None, phase: Phase) -> int | None:
-    """Milliseconds to the deadline of a drain that is still waited for."""
-    if remaining is None or phase is not Phase.DRAINING:
-        return None
-    return milliseconds(remaining)
-
-
-def _ago(now: float, moments: list[float]) -> int | None:
-    last = max(moments, default=0.0)
-    return milliseconds(now - last) if last else None
-
-
-def _worker(
-    worker: Worker, has_told: bool, lifecycle: Lifecycle, now: float
-) -> WorkerReport:
-    counts = worker.counts if has_told else (None,) * len(KINDS)
-    return {
-        "pid": worker.pid,
-        "ageMs": milliseconds(now - worker.born),
-        "phase": str(lifecycle.phase),
-        "epoch": lifecycle.epoch,
-        "inFlight": dict(zip(KINDS, counts, strict=True)),
-        "lastSeenMs": milliseconds(now - worker.published),
-        "unknown": not has_told,
-    }
-
-
-def _source(seen: Seen) -> SourceReport:
-    entry = seen.entry
-    source = entry.source
-    error = entry.error or (failure_text(seen.error) if seen.error else None)
-    return {
-        "name": source.name,
-        "intake": source.intake,
-        "held": entry.held,
-        "jobs": seen.counts.jobs if seen.counts else None,
-        "schedules": seen.counts.schedules if seen.counts else None,
-        "overdue": getattr(source, "overdue", None),
-        "handedBack": getattr(source, "handed_back", None),
-        "error": error,
-        "running": [printable(piece.id)[:128] for piece in running_of(source)],
     }

@@ -1,0 +1,145 @@
+"""What a release states of itself: the status of a drain, and the report."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from drainmw.contract import (
+    PROTOCOL,
+    Blocker,
+    InFlight,
+    Report,
+    SourceReport,
+    Status,
+    WorkerReport,
+)
+from drainmw.core.drain import Lifecycle, Phase, Run
+from drainmw.core.roster import KINDS, Roll, Worker
+from drainmw.errors import CountersInvalid, CountersUnknown
+from drainmw.reporting import BLOCKERS_MAXIMUM, milliseconds
+from drainmw.sources.holds import Seen, running_of
+from drainmw.text import failure_text, printable
+
+
+def status_of(run: Run, phase: Phase, roll: Roll) -> Status:
+    """The answer to a status.
+
+    Raises:
+        CountersInvalid, CountersUnknown: A counter is not to be had.
+    """
+    answer: Status = {
+        "protocol": PROTOCOL,
+        "nonce": run.request.nonce,
+        "sourceRevision": run.request.source_revision,
+        "targetRevision": run.request.target_revision,
+        "timeoutMs": run.request.timeout_ms,
+        "status": _as_status(phase, run),
+        "inFlight": _in_flight(roll),
+    }
+    if run.failure is not None:
+        answer["failure"] = run.failure
+    return answer
+
+
+def report_of(
+    lifecycle: Lifecycle,
+    workers: list[Worker],
+    roll: Roll,
+    sources: list[Seen],
+    found: list[Blocker],
+    warnings: list[str],
+    *,
+    app: str | None,
+    now: float,
+) -> Report:
+    """Everything an operator wants to know. Unknown counters are null."""
+    run = lifecycle.run
+    request = run.request if run else None
+    return {
+        "app": app,
+        "revision": lifecycle.revision,
+        "phase": str(lifecycle.phase),
+        "epoch": lifecycle.epoch,
+        "nonce": request.nonce if request else None,
+        "sourceRevision": request.source_revision if request else None,
+        "targetRevision": request.target_revision if request else None,
+        "remainingMs": _until(run, lifecycle.phase, now),
+        "inFlight": roll.counts,
+        "admittedTotal": sum(w.admitted for w in workers),
+        "refusedTotal": sum(w.refused for w in workers),
+        "lastAdmittedAgoMs": _ago(now, [w.last_admitted for w in workers]),
+        "lastRefusedAgoMs": _ago(now, [w.last_refused for w in workers]),
+        "failure": run.failure if run else None,
+        "blockers": sorted(found, key=lambda b: -b["ageMs"])[:BLOCKERS_MAXIMUM],
+        "sources": [_source(answer) for answer in sources],
+        "workers": [
+            _worker(worker, worker not in roll.unknown, lifecycle, now)
+            for worker in workers
+        ],
+        "warnings": warnings,
+    }
+
+
+def _as_status(phase: Phase, run: Run) -> Literal["draining", "drained", "failed"]:
+    """A detached release has ended as its verdict says."""
+    if phase is Phase.DRAINING:
+        return "draining"
+    return "drained" if run.failure is None else "failed"
+
+
+def _in_flight(roll: Roll) -> InFlight:
+    if not roll.valid:
+        raise CountersInvalid(", ".join(roll.who))
+    known = roll.known
+    if known is None:
+        raise CountersUnknown(list(roll.who), roll.error or "")
+    return {
+        "http": known["http"],
+        "websocket": known["websocket"],
+        "jobs": known["jobs"],
+        "schedules": known["schedules"],
+    }
+
+
+def _until(run: Run | None, phase: Phase, now: float) -> int | None:
+    """Milliseconds to the deadline of a drain that is still waited for."""
+    if run is None or phase is not Phase.DRAINING:
+        return None
+    return milliseconds(run.deadline - now)
+
+
+def _ago(now: float, moments: list[float]) -> int | None:
+    last = max(moments, default=0.0)
+    return milliseconds(now - last) if last else None
+
+
+def _worker(
+    worker: Worker, has_told: bool, lifecycle: Lifecycle, now: float
+) -> WorkerReport:
+    counts = worker.counts if has_told else (None,) * len(KINDS)
+    return {
+        "pid": worker.pid,
+        "ageMs": milliseconds(now - worker.born),
+        "phase": str(lifecycle.phase),
+        "epoch": lifecycle.epoch,
+        "inFlight": dict(zip(KINDS, counts, strict=True)),
+        "lastSeenMs": milliseconds(now - worker.published),
+        "unknown": not has_told,
+    }
+
+
+def _source(seen: Seen) -> SourceReport:
+    entry = seen.entry
+    source = entry.source
+    error = entry.error or (failure_text(seen.error) if seen.error else None)
+    return {
+        "name": source.name,
+        "intake": source.intake,
+        "held": entry.held,
+        "jobs": seen.counts.jobs if seen.counts else None,
+        "schedules": seen.counts.schedules if seen.counts else None,
+        "overdue": getattr(source, "overdue", None),
+        "handedBack": getattr(source, "handed_back", None),
+        "error": error,
+        "running": [printable(piece.id)[:128] for piece in running_of(source)],
+    }
