@@ -80,9 +80,11 @@ def release() -> Iterator[Release]:
             "DRAINMW_RUNTIME_DIR": runtime,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", "benchmarks.workers:app"]
-            + ["--workers", str(WORKERS), "--port", str(port)]
-            + ["--log-level", "critical"],
+            [
+                *(sys.executable, "-m", "uvicorn", "benchmarks.workers:app"),
+                *("--workers", str(WORKERS), "--port", str(port)),
+                *("--log-level", "critical"),
+            ],
             env={**os.environ, **environment},
             stderr=subprocess.DEVNULL,
             start_new_session=True,
