@@ -71,7 +71,7 @@ def test_workers_that_are_killed_in_any_moment_of_a_drain(
     server = release.server
     seen = []
     for number in range(KILLS):
-        server.until(release.is_up)
+        release.until_whole()
         pid, _ = release.holding(20)
         nonce = server.begin(timeout=30)
         time.sleep(number / KILLS * 0.05)
@@ -79,7 +79,7 @@ def test_workers_that_are_killed_in_any_moment_of_a_drain(
         killed = time.monotonic()
         drained = server.until(lambda n=nonce: _drained_somewhere(release, n))  # type: ignore[misc]
         seen.append((drained - killed) * 1000)
-        server.until(release.is_up)
+        release.until_whole()
         assert release.refusals(60) == 60
         server.resume(nonce)
     with capsys.disabled():

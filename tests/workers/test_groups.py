@@ -24,7 +24,7 @@ def test_workers_of_an_app_loaded_before_the_fork_are_one(
         assert release.refusals(60) == 60
         assert server.outcome(nonce)["status"] == "drained"
         os.kill(min(release.pids()), signal.SIGKILL)
-        server.until(release.is_up)
+        release.until_whole()
         assert release.refusals(60) == 60
         server.resume(nonce)
         assert release.refusals(60) == 0
