@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import time
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -29,7 +30,8 @@ async def slow(request: Request) -> PlainTextResponse:
 
 
 async def block(request: Request) -> PlainTextResponse:
-    """Keep the event loop from everything else."""
+    """Leave a mark, and keep the event loop from everything else."""
+    Path(request.query_params["mark"]).touch()  # noqa: ASYNC240  # on purpose
     time.sleep(float(request.query_params["seconds"]))  # noqa: ASYNC251  # on purpose
     return _me()
 

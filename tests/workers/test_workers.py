@@ -7,8 +7,10 @@ import signal
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from threading import Barrier
 
+from tests.processes import until
 from tests.servers.server import IDLE, OWN, new_nonce
 from tests.servers.wire import Answer, ask
 from tests.workers.crowd import RESPAWNS_WITHIN, Crowd
@@ -140,12 +142,13 @@ def test_a_worker_that_was_stopped_keeps_the_drain_waiting(release: Crowd) -> No
 
 
 def test_a_worker_whose_loop_is_blocked_is_unknown_until_it_answers(
-    release: Crowd,
+    release: Crowd, tmp_path: Path
 ) -> None:
-    server = release.server
-    blocked = server.in_background(ask, server.port, "GET", "/block?seconds=1.5")
+    server, mark = release.server, tmp_path / "blocked"
+    path = f"/block?seconds=1.5&mark={mark}"
+    blocked = server.in_background(ask, server.port, "GET", path)
+    until(mark.exists, "blocked")
     started = time.monotonic()
-    time.sleep(0.1)  # nothing tells that a loop is blocked
     server.patience = 0.5
     nonce = _begin_somewhere(release)
     seen = _ask_for(release, nonce, seconds=started + 1.2 - time.monotonic())
@@ -170,9 +173,9 @@ def _begin_somewhere(release: Crowd) -> str:
 
 def _ask_for(release: Crowd, nonce: str, seconds: float) -> list[Answer]:
     """Ask for the status through whoever answers, for that long."""
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     seen = []
-    while time.monotonic() < until:
+    while time.monotonic() < deadline:
         with suppress(TimeoutError):
             seen.append(release.server.try_status(nonce))
     return seen
