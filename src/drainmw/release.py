@@ -218,11 +218,12 @@ class Drain:
         """
         self._check_joined()
 
-        def resume(lifecycle: Lifecycle) -> tuple[bool, int]:
-            return lifecycle.resume(nonce), lifecycle.epoch
+        def resume(lifecycle: Lifecycle) -> tuple[Run | None, int]:
+            run = lifecycle.run
+            return (None if lifecycle.resume(nonce) else run), lifecycle.epoch
 
-        retry, epoch = self._record.transact(resume)
-        if not retry:
+        run, epoch = self._record.transact(resume)
+        if run is not None:
             self.follow()
             self._record.wake()
             logger().info(
@@ -230,6 +231,8 @@ class Drain:
                 phase=str(self.phase),
                 epoch=epoch,
                 nonce=nonce,
+                source_revision=run.request.source_revision,
+                target_revision=run.request.target_revision,
                 **self._counters(),
             )
             with contextlib.suppress(TimeoutError):
