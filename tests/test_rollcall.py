@@ -108,6 +108,18 @@ async def test_whom_a_transition_has_overtaken_is_asked_anew() -> None:
     assert scene.record.hints == ["ask", "ask"]
 
 
+async def test_who_had_no_room_for_a_hint_is_asked_again() -> None:
+    scene = Scene()
+    scene.sibling_answers()
+    answers, scene.record.on_wake = scene.record.on_wake, lambda _hint: None
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.01, lambda: setattr(scene.record, "on_wake", answers))
+    began = time.monotonic()
+    _, roll, _ = await scene.rolls.call()
+    assert roll.unknown == ()
+    assert time.monotonic() - began < PATIENCE
+
+
 async def test_an_acknowledgement_of_an_older_generation_than_the_newest_counts() -> (
     None
 ):

@@ -7,7 +7,6 @@ all have. Who has not by then is unknown. A worker that is alone hears itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from drainmw.flag import Pulse
 from drainmw.record import Hint, Record
 from drainmw.sources.holds import Holds, Seen, total, whole
 from drainmw.text import failure_text
+
+AGAIN = 0.03  # seconds until who has not answered is asked again: its queue was full
 
 
 class Listener(Protocol):
@@ -86,9 +87,8 @@ class RollCall:
                 continue  # the record has moved on while we spoke
             if len(workers) == self._is_worker:
                 return generation, roll, workers
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self.stirred.after(beats)
+            if not await self._stirred(beats, min(left, AGAIN)):
+                asked = 0
 
     async def acknowledged(self, generation: int) -> None:
         """Return once every other live worker has spoken of that generation."""
@@ -97,7 +97,17 @@ class RollCall:
             beats = self.stirred.count
             if all(w.has_spoken(generation) for w in self.record.others()):
                 return
-            await self.stirred.after(beats)
+            if not await self._stirred(beats, AGAIN):
+                self.record.wake("ask")
+
+    async def _stirred(self, beats: int, within: float) -> bool:
+        """Wait for a beat after that count; false if none came in time."""
+        try:
+            async with asyncio.timeout(within):
+                await self.stirred.after(beats)
+        except TimeoutError:
+            return False
+        return True
 
     async def overheard(self, since: float = 0.0) -> tuple[int, Roll, list[Worker]]:
         """What has been said so far, without asking anybody else."""
