@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from drainmw import Counts, Drain, IntakeRefused, SourceUnavailable
 from drainmw.contract import BEGIN_PATH
-from drainmw.errors import AlreadyStarted, Misuse
+from drainmw.errors import AlreadyStarted, GroupError, Misuse
+from drainmw.supervisor import itself
 from drainmw.testing import AsgiDriver, ManualClock, ManualSource, Step, http_scope
 from tests.rig import (
     AUTHORIZED,
@@ -1117,3 +1121,59 @@ async def test_sources_are_asked_in_the_loop_of_the_drain() -> None:
     status = await asyncio.to_thread(asyncio.run, release.drain.status(NONCE))
     assert status["status"] == "draining"
     assert threads == {threading.get_ident()}
+
+
+# A worker that cannot join its siblings
+
+
+@pytest.fixture
+def one_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process believes that it was started with siblings."""
+    monkeypatch.setattr("drainmw.release.may_be_one_of_several", lambda: True)
+    monkeypatch.setattr("drainmw.release.supervisor", itself)
+    monkeypatch.setattr("drainmw.release.JOIN_PAUSE", 0.0)
+    runtime = Path(tempfile.mkdtemp(prefix="dr"))
+    monkeypatch.setenv("DRAINMW_RUNTIME_DIR", str(runtime))
+    yield
+    shutil.rmtree(runtime)
+
+
+async def test_a_worker_refuses_until_it_has_joined(
+    one_of_several: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its siblings may drain meanwhile; what it admitted nobody would count."""
+
+    def busy(*_: Any, **__: Any) -> Any:
+        raise GroupError("the lock of the group is not to be had")
+
+    release = Release()
+    with monkeypatch.context() as stopped:
+        stopped.setattr("drainmw.release.Group", busy)
+        assert (await release.client.get("/")).status_code == 503
+        ready = await release.client.get("/readyz")
+        assert ready.status_code == 503
+        assert "the lock of the group" in ready.json()["detail"]
+        assert (await release.client.begin()).status_code == 503
+    assert (await release.client.get("/")).status_code == 200
+    assert (await release.client.get("/readyz")).status_code == 200
+    assert release.drain.unjoined is None
+
+
+async def test_a_worker_that_spawns_has_joined(one_of_several: None) -> None:
+    """Its jobs count, though no request has come to it yet."""
+    release = Release()
+    job = release.drain.spawn(asyncio.sleep(30))
+    assert release.drain.ledger.gate[0] == 0
+    job.cancel()
+
+
+async def test_a_source_added_on_a_waiting_worker_is_held() -> None:
+    release = Release()
+    async with release.call():
+        await release.client.begin()
+        await calm()
+        late = ManualSource("late", "push")
+        release.drain.add_source(late)
+    await calm()
+    assert late.is_held
+    assert await release.state() == "drained"

@@ -144,6 +144,7 @@ class Course:
             if self._ledger.is_idle:
                 break
             await self._requests_idle()  # `admit` let somebody in, who may spawn
+        self._rolls.settled_after = self._ledger.admitted_total
         self._rolls.settled = holds.all_held
 
     async def _requests_idle(self) -> None:
@@ -158,7 +159,7 @@ class Course:
     async def _all_settled(self) -> bool:
         """Wait until every live worker has settled; false if we have not."""
         told = 0
-        while self._stands() and self._rolls.settled and self._ledger.is_idle:
+        while self._stands() and self._rolls.is_settled:
             beats = self._rolls.stirred.count
             if not self._record.others():
                 return True

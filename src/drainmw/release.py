@@ -54,6 +54,7 @@ T = TypeVar("T")
 
 RELEASE_PATIENCE = 0.5  # seconds a resume waits for its sources
 ACKNOWLEDGE_PATIENCE = 0.2  # seconds a begin waits for the other workers
+JOIN_PAUSE = 1.0  # seconds between two tries to join
 TAKE_OVER_PATIENCE = 0.05  # seconds for a drain that only lacked a loop to end
 
 
@@ -101,6 +102,7 @@ class Drain:
         self.tasks = TaskRegistry(clock=clock, is_fed=lambda: not self.ledger.is_idle)
         self._observes = observes
         self._joined = not several and observes is None
+        self._next_try = 0.0
         self._gate_users: list[Callable[[GateByte], None]] = [new_ticket.rebind]
         self._lock = threading.RLock()
         self._holds = Holds(self.settings.count_timeout)
@@ -142,6 +144,11 @@ class Drain:
             Misuse: It is no source, or its name is taken.
         """
         self._holds.add(source)
+        with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
+            asyncio.get_running_loop()
+            self.join()
+        self._rolls.settled = False
+        self._rolls.stirred.beat()
         course = self._course
         if course is not None and not (source.intake == "push" and not self.ended):
             self._at_home(self._holds.start, course.run.epoch, source.intake)
@@ -154,7 +161,9 @@ class Drain:
         Raises:
             IntakeRefused: Push intake has closed; the coroutine is closed too.
         """
-        return self.tasks.spawn(coro, name=name)
+        task = self.tasks.spawn(coro, name=name)
+        self.join()  # a worker that has work is one of its release
+        return task
 
     # Transitions
 
@@ -192,13 +201,21 @@ class Drain:
         self.follow()
         if duplicate:
             await self._carry_on()
-            return True
-        self._log("drain begun")
-        with contextlib.suppress(TimeoutError):
+        else:
+            self._log("drain begun")
+        if self.phase is Phase.DRAINING:
+            await self._all_told()
+        return duplicate
+
+    async def _all_told(self) -> None:
+        """Wait until every worker has started its holds, for a moment at most."""
+        try:
             async with asyncio.timeout(ACKNOWLEDGE_PATIENCE):
                 await self._holds.entered("clock", "pull")
                 await self._rolls.acknowledged(self._record.read()[0])
-        return False
+        except TimeoutError:
+            _, roll, _ = await self._rolls.overheard()
+            self._log("begin not acknowledged", by=", ".join(roll.who))
 
     async def resume(self, nonce: str) -> int:
         """Serve again; retires the nonce and gives the new epoch.
@@ -327,14 +344,18 @@ class Drain:
         Called in an event loop before anything is admitted. Idempotent.
         """
         with self._lock:
-            if self._joined:
+            if self._joined or time.monotonic() < self._next_try:
                 return
             self._joined = True
             try:
                 group = self._group()
-            except (GroupError, SettingsError, OSError) as exc:
+            except SettingsError as exc:  # nor can a sibling have joined there
                 self._stay_alone(str(exc))
                 return
+            except (GroupError, OSError) as exc:
+                self._stay_out(str(exc))
+                return
+            self.unjoined = None
             self._keep(group)
         loop = asyncio.get_running_loop()
         self._live_in(loop)
@@ -342,9 +363,12 @@ class Drain:
         self.follow()
 
     def _group(self) -> Group:
-        boss = self._observes or supervisor()
+        try:
+            boss = self._observes or supervisor()
+        except GroupError as exc:
+            raise SettingsError(str(exc)) from None
         if boss is None:
-            raise GroupError(
+            raise SettingsError(
                 "this process seems to be one of several, but has no parent"
             )
         return Group(
@@ -354,6 +378,17 @@ class Drain:
             revision=self.settings.revision,
             observer=self._observes is not None,
         )
+
+    def _stay_out(self, reason: str) -> None:
+        """Refuse everything and try again: siblings may have joined, and drain."""
+        self._joined = False
+        if self._observes is not None:
+            raise GroupError(reason)
+        if reason != self.unjoined:
+            logger().error("group not joined", reason=reason, refusing="all")
+        self.unjoined = reason
+        self._next_try = time.monotonic() + JOIN_PAUSE
+        self._keep(LocalRecord(self.settings.revision, [Gate.UNJOINED]))
 
     def _stay_alone(self, reason: str) -> None:
         if self._observes is not None:

@@ -51,6 +51,8 @@ class RollCall:
         """Beats whenever something may have changed, here or elsewhere."""
         self.settled = False
         """Everything here is held and has ended; written by the course."""
+        self.settled_after = 0
+        """How much had been admitted by then: who comes later may start more."""
         self.record = record
         self.home: asyncio.AbstractEventLoop | None = None
         """The loop of the drain, in which sources are called."""
@@ -61,6 +63,12 @@ class RollCall:
         self._is_worker = is_worker
         self._born = clock()
         self._replies: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_settled(self) -> bool:
+        """Settled, idle, and nobody has been admitted since."""
+        unchanged = self._ledger.admitted_total == self.settled_after
+        return self.settled and unchanged and self._ledger.is_idle
 
     async def speak(self) -> Worker:
         """Publish what runs here, as of the newest generation."""
@@ -167,7 +175,7 @@ class RollCall:
             born=self._born,
             published=published,
             generation=generation,
-            settled=self.settled and complete and self._ledger.is_idle,
+            settled=complete and self.is_settled,
             counts=counts,
             valid=trouble.valid,
             who=trouble.who,
