@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from drainmw import Counts, Drain, IntakeRefused, SourceUnavailable
 from drainmw.contract import BEGIN_PATH
 from drainmw.errors import AlreadyStarted, GroupError, Misuse
+from drainmw.group import Group
 from drainmw.supervisor import itself
 from drainmw.testing import AsgiDriver, ManualClock, ManualSource, Step, http_scope
 from tests.rig import (
@@ -1134,7 +1135,16 @@ def one_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("drainmw.release.JOIN_PAUSE", 0.0)
     runtime = Path(tempfile.mkdtemp(prefix="dr"))
     monkeypatch.setenv("DRAINMW_RUNTIME_DIR", str(runtime))
+    groups: list[Group] = []
+
+    def joined(*arguments: Any, **keywords: Any) -> Group:
+        groups.append(Group(*arguments, **keywords))
+        return groups[-1]
+
+    monkeypatch.setattr("drainmw.release.Group", joined)
     yield
+    for group in groups:
+        group.leave()
     shutil.rmtree(runtime)
 
 
