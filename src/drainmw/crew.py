@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import os
 import signal
 import socket
 import time
@@ -27,19 +26,18 @@ from drainmw.release import Drain
 from drainmw.serve import (
     Options,
     Server,
+    announce,
     control_server,
     export,
     load,
     main_server,
     opened,
     unsent,
-    url,
 )
 from drainmw.servelog import configure_logging
 from drainmw.stop import SIGNALS, drained, end_within, final, handled_signals
 from drainmw.supervisor import itself
 
-FORCED_PAUSE = 1.0  # seconds from a second signal to the end
 GOING_PAUSE = 2.0  # seconds beyond the graceful timeout, before a worker is killed
 END = "end"  # what a worker is told when it is time
 YOUNG = 1.0  # seconds; a worker that dies younger is replaced that much later
@@ -77,7 +75,6 @@ class _Crew:
         self._lifelines: dict[SpawnProcess, Connection] = {}
         self._came_up = False
         self._code: int | None = None
-        self._signals = 0
         self._stopping: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -121,17 +118,8 @@ class _Crew:
             lifeline.recv()
             if not self._came_up:
                 self._came_up = True
-                self._announce()
-
-    def _announce(self) -> None:
-        logger().info(
-            "serving",
-            address=str(self._options.uds or url(self._listener)),
-            control=str(self._options.control or "closed"),
-            revision=self._drain.settings.revision or "unknown",
-            pid=os.getpid(),
-            workers=self._options.workers,
-        )
+                count = self._options.workers
+                announce(self._options, self._listener, self._drain, workers=count)
 
     def _on_death(self, worker: SpawnProcess) -> None:
         self._loop.remove_reader(worker.sentinel)
@@ -167,7 +155,6 @@ class _Crew:
     # The stop
 
     def _take_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals += 1
         self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(number).name)
 
     def _on_signal(self, name: str) -> None:

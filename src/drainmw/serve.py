@@ -263,7 +263,9 @@ class _Release:
             try:
                 if not self._server.config.loaded:
                     self._server.config.load()
-                self._server.started_hook = self._announce
+                self._server.started_hook = lambda: announce(
+                    self._options, self._listener, self._drain
+                )
                 await self._server.serve([self._listener])
             except SystemExit:  # lifespan failed, and uvicorn has said so
                 logger().error("app did not start", app=self._options.app)
@@ -276,15 +278,6 @@ class _Release:
     async def _serve_control(self) -> None:
         if self._control_listener is not None:
             await self._control.serve([self._control_listener])
-
-    def _announce(self) -> None:
-        logger().info(
-            "serving",
-            address=str(self._options.uds or url(self._listener)),
-            control=str(self._options.control or "closed"),
-            revision=self._drain.settings.revision or "unknown",
-            pid=os.getpid(),
-        )
 
     # The stop
 
@@ -328,6 +321,20 @@ class _Release:
             await asyncio.sleep(FLUSH_PAUSE)
 
 
-def url(listener: socket.socket) -> str:
+def announce(
+    options: Options, listener: socket.socket, drain: Drain, **more: object
+) -> None:
+    """Say in the log where this release is served; who starts it waits for that."""
+    logger().info(
+        "serving",
+        address=str(options.uds or _url(listener)),
+        control=str(options.control or "closed"),
+        revision=drain.settings.revision or "unknown",
+        pid=os.getpid(),
+        **more,
+    )
+
+
+def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
