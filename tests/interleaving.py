@@ -23,9 +23,9 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from drainmw import Drain, DrainMiddleware
-from drainmw.answers import ticket_factory
 from drainmw.core.drain import Gate
 from drainmw.core.ledger import Ledger, Ticket
+from drainmw.exchange import ticket_factory
 from drainmw.testing import http_scope, websocket_scope
 from tests.rig import TOKEN
 

@@ -1,6 +1,7 @@
 """The last answer on a connection, and the parts of a refusal."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,9 +13,7 @@ from drainmw.answers import (
     header,
     is_http1,
     last_answer,
-    ticket_factory,
 )
-from drainmw.core.drain import Gate
 from drainmw.errors import SettingsError
 from drainmw.settings import load
 from drainmw.testing import http_scope, websocket_scope
@@ -79,36 +78,6 @@ def test_a_header_is_found_in_any_case_and_the_first_counts() -> None:
     scope = http_scope(headers=[(b"Expect", b"a"), (b"expect", b"b")])
     assert header(scope, b"expect") == b"a"
     assert header(scope, b"x-none") is None
-
-
-# Tickets
-
-
-@pytest.mark.parametrize("gate", Gate)
-async def test_the_sender_looks_at_the_gate_when_the_response_starts(
-    gate: Gate,
-) -> None:
-    value = [0]
-    ticket = ticket_factory(value)()
-    sent: Messages = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    ticket.scope, ticket.send = http_scope(), send
-    value[0] = gate
-    body = {"type": "http.response.body", "body": b"x"}
-    await ticket.sender(start_of())
-    await ticket.sender(body)
-    assert ("connection" in headers_of(sent[0])) is (gate is not Gate.OPEN)
-    assert sent[1] is body
-
-
-def test_each_ticket_has_one_sender_and_no_other_attributes() -> None:
-    ticket = ticket_factory([0])()
-    assert ticket.sender is ticket.sender
-    with pytest.raises(AttributeError):
-        ticket.more = 1  # type: ignore[attr-defined]  # slots, for their memory
 
 
 # Our answers
@@ -206,7 +175,14 @@ async def test_the_refusal_says_why_in_words(kind: str, phase: str, said: str) -
 
 
 async def refused(kind: str, phase: str, *extra: tuple[str, str]) -> Messages:
-    refusal = Refusal(retry_after=3, extra=extra, body_bytes=10, body_readers=1)
+    refusal = Refusal(
+        retry_after=3,
+        chance=Random(1),
+        streams=True,
+        extra=extra,
+        body_bytes=10,
+        body_readers=1,
+    )
     sent: Messages = []
 
     async def send(message: Any) -> None:
@@ -227,7 +203,8 @@ async def test_the_refusal_carries_extra_headers(kind: str) -> None:
     start, body = await refused(kind, "draining", ("x-extra", "yes"))
     headers = headers_of(start)
     assert start["status"] == 503
-    assert (headers["x-extra"], headers["retry-after"]) == ("yes", "3")
+    assert headers["x-extra"] == "yes"
+    assert 3 <= int(headers["retry-after"]) <= 6
     assert headers["drainmw-refused"] == "draining"
     problem = json.loads(body["body"])
     assert "safe to retry" in problem["detail"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drainmw.core.drain import Phase, Run
-from drainmw.core.ledger import Ledger
+from drainmw.core.ledger import Ledger, Ticket
 from drainmw.core.roster import Worker
 from drainmw.course import Course
 from drainmw.errors import GroupError
@@ -114,7 +114,7 @@ async def test_all_idle_and_all_answered_is_drained() -> None:
 
 async def test_own_work_is_waited_for() -> None:
     scene = Scene()
-    ticket = scene.ledger.enter("http", http_scope(), 1.0)
+    ticket = scene.ledger.enter("http", http_scope(), 1.0, Ticket)
     assert ticket is not None
     scene.begin()
     await scene.stays(Phase.DRAINING)

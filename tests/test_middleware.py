@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drainmw import Drain, DrainMiddleware
 from drainmw.contract import BEGIN_PATH, METRICS_PATH, STATUS_PATH
 from drainmw.errors import InstalledTwice, Misuse
-from drainmw.middleware import route_path
 from drainmw.testing import (
     AsgiDriver,
     ManualClock,
@@ -297,7 +296,7 @@ async def test_a_refused_request_has_not_touched_the_app_and_says_so(
     assert len(app.calls) == int(not settle)
     assert answer.status_code == 503
     phase = "drained" if settle else "draining"
-    assert answer.headers["retry-after"] == "7"
+    assert 7 <= int(answer.headers["retry-after"]) <= 14
     assert answer.headers["drainmw-refused"] == phase
     assert answer.headers["connection"] == "close"
     assert answer.headers["content-type"] == "application/problem+json"
@@ -313,7 +312,8 @@ async def test_a_refused_head_has_no_body() -> None:
     await release.client.begin()
     async with release.call(http_scope(method="HEAD")) as call:
         start = await call.receive_output()
-        assert (start["status"], headers_of(start)["retry-after"]) == (503, "1")
+        assert start["status"] == 503
+        assert headers_of(start)["retry-after"] in ("1", "2")
         assert (await call.receive_output())["body"] == b""
 
 
@@ -657,10 +657,8 @@ async def test_a_handshake_during_a_drain_is_denied() -> None:
             503,
         )
         headers = headers_of(start)
-        assert (headers["retry-after"], headers["drainmw-refused"]) == (
-            "1",
-            str(release.drain.phase),
-        )
+        assert headers["retry-after"] in ("1", "2")
+        assert headers["drainmw-refused"] == str(release.drain.phase)
         body = await call.receive_output()
         assert body["type"] == "websocket.http.response.body"
         assert json.loads(body["body"])["code"] == "RUNTIME_DRAIN_INTAKE_REFUSED"
@@ -942,23 +940,6 @@ async def test_an_app_mounted_below_a_path_has_its_endpoints_there() -> None:
     assert (await client.get("/sub/orders")).status_code == 503
 
 
-@pytest.mark.parametrize(
-    ("path", "root", "below"),
-    [
-        ("/x", "", "/x"),
-        ("/api/x", "/api", "/x"),
-        ("/x", "/api", "/x"),
-        ("/apis/x", "/api", "/apis/x"),
-        ("/api", "/api", "/api"),
-        ("/api/api/x", "/api", "/api/x"),
-        ("/x", "/", "/x"),
-    ],
-)
-def test_the_path_below_the_root_path(path: str, root: str, below: str) -> None:
-    assert route_path({"path": path, "root_path": root}) == below
-    assert route_path({"path": below}) == below
-
-
 # With other layers
 
 
@@ -1004,7 +985,8 @@ async def test_a_preflight_is_refused_where_no_headers_are_set() -> None:
     await release.drain.begin(begin_request())
     asks = {"origin": "https://a.example", "access-control-request-method": "PUT"}
     answer = await release.client.http.options("/", headers=asks)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] in ("1", "2")
 
 
 # Installing

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from drainmw.core.ledger import Ledger
+from drainmw.core.ledger import Ledger, Ticket
 from drainmw.core.roster import Worker
 from drainmw.record import Hint
 from drainmw.rollcall import RollCall
@@ -57,7 +57,7 @@ class Scene:
 
 async def test_who_is_alone_hears_itself_at_once() -> None:
     scene = Scene()
-    scene.ledger.enter("http", http_scope(), 1.0)
+    scene.ledger.enter("http", http_scope(), 1.0, Ticket)
     _, roll, workers = await scene.rolls.call()
     assert roll.known == {"http": 1, "websocket": 0, "jobs": 0, "schedules": 0}
     assert [w.pid for w in workers] == [os.getpid()]
@@ -66,7 +66,7 @@ async def test_who_is_alone_hears_itself_at_once() -> None:
 async def test_a_call_waits_until_everybody_has_answered() -> None:
     scene = Scene()
     scene.sibling_answers(counts=(3, 0, 0, 0))
-    scene.ledger.enter("http", http_scope(), 1.0)
+    scene.ledger.enter("http", http_scope(), 1.0, Ticket)
     began = time.monotonic()
     _, roll, _ = await scene.rolls.call()
     assert roll.counts["http"] == 4

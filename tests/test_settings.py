@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from drainmw import Drain
+from drainmw import Drain, Policy
 from drainmw.errors import SettingsError
 from drainmw.settings import RIGHT_FORM, Settings, load, unknown_variables
 
@@ -15,6 +15,10 @@ TOKEN = "t" * 43
 
 def admits(_scope: dict[str, Any]) -> bool:
     return True
+
+
+def chooses(_scope: dict[str, Any]) -> str:
+    return "finish"
 
 
 def redacts(path: str) -> str:
@@ -42,7 +46,22 @@ GOOD: dict[str, list[Any]] = {
     "control_body_timeout": [0.1, 60],
     "count_timeout": [0.01, 10],
     "report_interval": [0.1, 3600],
+    "websocket_policy": ["close", "finish"],
+    "event_stream_policy": ["end", "finish"],
+    "response_policy": ["finish", "end"],
+    "policies": [
+        *("/a finish", "/a finish; /b/* close 5", "/a end 0.5\n/* finish\n", ""),
+        *({"/a": "close"}, {"/a": Policy("end", grace=0)}, [("/a", "finish")], ()),
+    ],
+    "close_window": [0, 600, "2.5"],
+    "close_notice": [0, 600],
+    "websocket_grace": [0, 600],
+    "stream_grace": [0, 600],
+    "close_code": [1000, 1001, 1012, 1013, 3000, "4999"],
+    "close_timeout": [0.05, 60],
+    "event_stream_refusal": [200, "503"],
     "admit": [admits],
+    "policy": [chooses],
     "redact_path": [redacts],
 }
 
@@ -88,11 +107,27 @@ BAD: dict[str, list[Any]] = {
     "control_body_timeout": [0, 61],
     "count_timeout": [0, 11, True],
     "report_interval": [0, 3601],
+    "websocket_policy": ["end", "Close", "", 5],
+    "event_stream_policy": ["close", "stop", ""],
+    "response_policy": ["close", ""],
+    "policies": [
+        *("/a", "a finish", "/a stop", "/a close -1", "/a close soon", "/a end 601"),
+        *({"/a": 5}, {"/a": None}, {5: "finish"}, {"/a b": "finish"}, 5, ["/a"]),
+        *("/a finish 1 2", "/a close nan", [("/a", "close", 1)]),
+    ],
+    "close_window": [-1, 601, "soon"],
+    "close_notice": [-1, "inf", True],
+    "websocket_grace": [-1, 601],
+    "stream_grace": [-1, 601],
+    "close_code": [0, 999, 1005, 1006, 1011, 1015, 2999, 5000, "x", True],
+    "close_timeout": [0, 61],
+    "event_stream_refusal": [204, "retry", True],
     "admit": ["yes", 5, True, answers_late],
+    "policy": ["finish", 5, answers_late],
     "redact_path": ["yes", 5],
 }
 
-FROM_CODE = ("admit", "redact_path")
+FROM_CODE = ("admit", "policy", "redact_path")
 
 good = pytest.mark.parametrize(
     ("name", "value"), [(n, v) for n, values in GOOD.items() for v in values]

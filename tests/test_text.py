@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drainmw.text import failure_text, printable, shown_path, without_credentials
+from drainmw.text import (
+    failure_text,
+    printable,
+    route_path,
+    shown_path,
+    without_credentials,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +91,20 @@ def test_a_long_message_of_an_adapter_takes_no_time(piece: str) -> None:
     asked = time.perf_counter()
     failure_text(Exception(piece * 30_000))
     assert time.perf_counter() - asked < 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "below"),
+    [
+        ("/x", "", "/x"),
+        ("/api/x", "/api", "/x"),
+        ("/x", "/api", "/x"),
+        ("/apis/x", "/api", "/apis/x"),
+        ("/api", "/api", "/api"),
+        ("/api/api/x", "/api", "/api/x"),
+        ("/x", "/", "/x"),
+    ],
+)
+def test_the_path_below_the_root_path(path: str, root: str, below: str) -> None:
+    assert route_path({"path": path, "root_path": root}) == below
+    assert route_path({"path": below}) == below

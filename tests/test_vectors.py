@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from drainmw.answers import ticket_factory
 from drainmw.bodies import BeginRequest, parse_json
 from drainmw.contract import BEGIN_PATH
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
 from drainmw.core.ledger import Ledger
 from drainmw.errors import CountersInvalid, DrainError
+from drainmw.exchange import ticket_factory
 from drainmw.sources.holds import whole
 from drainmw.testing import ManualClock, ManualSource
 from tests.rig import Release, calm, new_drain

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drainmw.core.drain import Phase
+    from drainmw.core.policy import Policy
     from drainmw.errors import (
+        ConnectionClosed,
         DrainError,
         IntakeRefused,
         SettingsError,
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConnectionClosed",
     "Counts",
     "Drain",
     "DrainError",
     "DrainMiddleware",
     "IntakeRefused",
     "Phase",
+    "Policy",
     "SettingsError",
     "SourceUnavailable",
     "WorkSource",
@@ -38,12 +42,14 @@ __all__ = [
 ]
 
 _HOME = {
+    "ConnectionClosed": "drainmw.errors",
     "Counts": "drainmw.sources.base",
     "Drain": "drainmw.release",
     "DrainError": "drainmw.errors",
     "DrainMiddleware": "drainmw.middleware",
     "IntakeRefused": "drainmw.errors",
     "Phase": "drainmw.core.drain",
+    "Policy": "drainmw.core.policy",
     "SettingsError": "drainmw.errors",
     "SourceUnavailable": "drainmw.errors",
     "WorkSource": "drainmw.sources.base",

@@ -4,59 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Iterable, MutableMapping
+from random import Random
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from drainmw.contract import MARKER_HEADER
-from drainmw.core.ledger import GateByte, Ticket
+from drainmw.core.spread import milliseconds_to_retry, seconds_to_retry
 from drainmw.errors import IntakeRefused
 
 PROBLEM = "application/problem+json"  # RFC 9457
+EVENT_STREAM = "text/event-stream"
 CLOSE = (b"connection", b"close")
 SERVICE_RESTART = 1012  # RFC 6455 registry: the service is restarting
 _DIGITS_MAXIMUM = 18  # of a Content-Length; no body is as long as that
 _PER_CONNECTION = frozenset((b"connection", b"keep-alive"))
-
-
-class TicketFactory(Protocol):
-    """Makes tickets, and can be given another gate for them to look at."""
-
-    def __call__(self) -> Ticket: ...
-
-    def rebind(self, gate: GateByte, /) -> None: ...
-
-
-def ticket_factory(gate: GateByte) -> TicketFactory:
-    """Tickets whose `sender` closes the connection once the gate is not open.
-
-    The decision falls as late as the response starts, so that a request which
-    was in flight when the drain began ends its connection too. While the gate
-    is open this is one look at it for each message.
-    """
-
-    class AppTicket(Ticket):
-        __slots__ = ()
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.sender = self._pass_on
-
-        def _pass_on(self, message: Message) -> Awaitable[None]:
-            if gate[0] and message["type"] == "http.response.start":
-                message = last_answer(message, self.scope)
-            # Not `self.send(message)`: CPython 3.11 has no fast way to a method
-            # call on a slot, and two fast ones through a local.
-            send: Send = self.send
-            return send(message)
-
-        @staticmethod
-        def rebind(other: GateByte, /) -> None:
-            nonlocal gate
-            gate = other
-
-    return AppTicket
 
 
 def last_answer(message: Message, scope: Scope) -> Message:
@@ -135,11 +98,15 @@ class Refusal:
         self,
         *,
         retry_after: int,
+        chance: Random,
+        streams: bool,
         extra: Iterable[tuple[str, str]] = (),
         body_bytes: int,
         body_readers: int,
     ) -> None:
-        self._retry_after = str(retry_after).encode()
+        self._retry_after = retry_after
+        self._chance = chance
+        self._streams = streams
         self._extra = [(name.encode(), value.encode()) for name, value in extra]
         self._answers_preflight = any(
             name == b"access-control-allow-origin" for name, _ in self._extra
@@ -159,6 +126,8 @@ class Refusal:
         """
         if not await self._read_body(scope, receive, patience):
             return
+        if self._streams and _wants_event_stream(scope):
+            return await self._event_stream(scope, send, phase)
         preflight = self._answers_preflight and _is_preflight(scope)
         await answer(
             scope,
@@ -190,9 +159,26 @@ class Refusal:
         await send({**start, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
 
+    async def _event_stream(self, scope: Scope, send: Send, phase: str) -> None:
+        """An empty stream: a browser's EventSource gives up upon anything but 200.
+
+        WHATWG HTML, section 9.2: it comes back after as long as `retry` says.
+        """
+        hint = milliseconds_to_retry(self._retry_after, self._chance)
+        body = b"retry: %d\n\n" % hint
+        headers = [*_described(body, EVENT_STREAM), *self._headers(phase)]
+        start: Message = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": headers,
+        }
+        await send(last_answer(start, scope))
+        await send({"type": "http.response.body", "body": body})
+
     def _headers(self, phase: str) -> list[tuple[bytes, bytes]]:
+        hint = seconds_to_retry(self._retry_after, self._chance)
         return [
-            (b"retry-after", self._retry_after),
+            (b"retry-after", str(hint).encode()),
             (MARKER_HEADER.encode(), phase.encode()),
             *self._extra,
         ]
@@ -240,6 +226,37 @@ def _has_body(scope: Scope) -> bool:
     if declared is not None:
         return declared.isdigit() and declared.strip(b"0") != b""
     return not is_http1(scope) or header(scope, b"transfer-encoding") is not None
+
+
+def _wants_event_stream(scope: Scope) -> bool:
+    """Whether a GET would rather have an event stream than anything else it names.
+
+    RFC 9110, section 12.5.1; a range such as `*/*` may be as welcome.
+    """
+    if scope["method"] != "GET":
+        return False
+    wanted, others = 0.0, 0.0
+    for name, value in scope["headers"]:
+        if bytes(name).lower() == b"accept":
+            for part in bytes(value).decode("latin-1").split(","):
+                media_type, weight = _weighed(part)
+                if media_type == EVENT_STREAM:
+                    wanted = max(wanted, weight)
+                elif not media_type.endswith("/*"):
+                    others = max(others, weight)
+    return wanted > others
+
+
+def _weighed(part: str) -> tuple[str, float]:
+    """A media type and its weight; one that makes no sense weighs nothing."""
+    media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                return media_type, float(parameter[2:])
+            except ValueError:
+                return media_type, 0.0
+    return media_type, 1.0
 
 
 def _is_preflight(scope: Scope) -> bool:

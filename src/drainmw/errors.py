@@ -3,6 +3,7 @@
 DrainError
 ├── Refused              the request is right, this release will not have it now
 │   ├── IntakeRefused        new work after intake has closed
+│   ├── ConnectionClosed     a message on a connection that we have closed
 │   ├── AlreadyStarted       another drain runs, or stands
 │   ├── RevisionMismatch     the drain is meant for another release
 │   ├── DrainResumed         this nonce was retired by a resume
@@ -49,6 +50,19 @@ class IntakeRefused(Refused):
 
     def __str__(self) -> str:
         return f"{self.what} is refused: this release is draining"
+
+
+class ConnectionClosed(Refused, OSError):
+    """Raised out of an app's `send` on a WebSocket that the drain has closed.
+
+    ASGI, version 2.4 of the HTTP and WebSocket specification: a send on a closed
+    connection raises a subclass of `OSError`.
+    """
+
+    code = "RUNTIME_DRAIN_CONNECTION_CLOSED"
+
+    def __str__(self) -> str:
+        return "the drain of this release has closed the connection"
 
 
 class AlreadyStarted(Refused):

@@ -99,6 +99,14 @@ class Pulse:
                 self._waiters.pop(waiter, None)
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop in which this runs, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

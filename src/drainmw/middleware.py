@@ -11,8 +11,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from sys import getrefcount
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,15 +22,20 @@ from drainmw.control import Control
 from drainmw.core.drain import Gate, Phase
 from drainmw.core.ledger import GateByte, Kind, Ticket
 from drainmw.errors import GroupError, InstalledTwice, Misuse
+from drainmw.exchange import Exchange, runs_exchanges
 from drainmw.log import logger
 from drainmw.release import Drain
 from drainmw.settings import unknown_variables
+from drainmw.sockets import Socket
+from drainmw.text import route_path
 
 _LAYERS_MAXIMUM = 100  # an app may hold itself
 PROBE_METHODS = frozenset(("GET", "HEAD"))
 _QUALNAME = "DrainMiddleware.<locals>.drain_middleware"
 PATIENCE_PAST_DEADLINE = 1.0  # seconds a refused body is read past the deadline
 
+
+T = TypeVar("T", bound=Ticket)
 
 AnyApp = Callable[[Any, Any, Any], Awaitable[None]]
 """An app of whichever framework; each has types of its own for scope and messages."""
@@ -67,7 +73,9 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
     ledger = drain.ledger
     gate = ledger.gate
     exempt = other.exempt
-    spare = ledger.spare
+    # What its factory makes, which the ledger need not know.
+    spare = cast(list[Exchange], ledger.spare)
+    fresh = cast(Callable[[], Exchange], ledger.fresh)
     clock = drain.clock
 
     def rebind(other_gate: GateByte) -> None:
@@ -78,6 +86,7 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
 
     # Bytecodes are what it costs; docs/performance.md has the price of each step.
     async def drain_middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        ticket: Exchange | None
         try:
             if (
                 gate[0]
@@ -89,7 +98,7 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
             else:
                 ticket = spare.pop()
         except IndexError:  # every ticket is in use
-            ticket = ledger.fresh()
+            ticket = fresh()
         except KeyError:  # the root path is optional, and lifespan has no path
             ticket = None
         if ticket is None:
@@ -97,13 +106,7 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
                 drain.join()
             if scope["type"] != "websocket":
                 return await other(scope, receive, send)
-            ticket = other.admit("websocket", scope)
-            if ticket is None:
-                return await other.refuse_websocket(scope, receive, send)
-            try:
-                return await app(scope, receive, send)
-            finally:
-                ledger.release(ticket)
+            return await other.websocket(scope, receive, send)
         if gate[0]:
             ledger.put_back(ticket)
             return await other(scope, receive, send)
@@ -113,17 +116,22 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
         ticket.uses += 1.0
         try:
             await app(scope, receive, ticket.sender)
+        except BaseException as exc:
+            if not (ticket.is_ended and ticket.explains(exc)):
+                raise
         finally:
             if getrefcount(ticket.sender) > _UNSHARED:
+                if ticket.is_ended:
+                    await ticket.complete()
                 ledger.put_back(ticket, recycle=False)
             else:
-                ticket.scope = ticket.send = None
+                ticket.scope = ticket.send = ticket.start = ticket.last = None
                 spare.append(ticket)
                 if gate[0]:
                     ledger.wake()
 
     vars(drain_middleware).update(app=app, drain=drain)
-    return drain_middleware
+    return runs_exchanges(drain_middleware)
 
 
 def _references_of_an_unshared_sender() -> int:
@@ -144,11 +152,14 @@ class _Other:
         self._app = app
         self._drain = drain
         self._ledger = drain.ledger
+        self._new_exchange = drain.new_exchange
         self._control = Control(drain)
         self._readiness = settings.readiness_path
         self._liveness = settings.liveness_path
         self._refusal = Refusal(
             retry_after=settings.retry_after,
+            chance=drain.chance,
+            streams=settings.event_stream_refusal == 200,
             extra=settings.refusal_headers,
             body_bytes=settings.refused_body_bytes,
             body_readers=settings.refused_body_readers,
@@ -157,8 +168,9 @@ class _Other:
         self.exempt = self._control.paths | probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._drain.walkers.note()
         if scope["type"] == "http":
-            await self._http(scope, receive, self._closing(scope, send))
+            await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
         else:
@@ -167,8 +179,11 @@ class _Other:
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass it on; an app that turns out to be wrapped twice must not start.
 
-        A server takes any other exception for an app without lifespan.
+        A server takes any other exception for an app without lifespan. What the
+        state holds at startup is in the scope of every request that follows.
         """
+        if isinstance(state := scope.get("state"), dict):
+            state["drainmw"] = self._drain
         try:
             await self._app(scope, receive, send)
         except InstalledTwice as exc:
@@ -178,12 +193,12 @@ class _Other:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
         if path in self._control.paths:
-            await self._control.answer(path, scope, receive, send)
+            await self._control.answer(path, scope, receive, self._closing(scope, send))
         elif path == self._readiness and scope["method"] in PROBE_METHODS:
-            await self._readiness_probe(scope, receive, send)
+            await self._readiness_probe(scope, receive, self._closing(scope, send))
         elif path == self._liveness and scope["method"] in PROBE_METHODS:
-            await self._liveness_probe(scope, receive, send)
-        elif (ticket := self.admit("http", scope)) is not None:
+            await self._liveness_probe(scope, receive, self._closing(scope, send))
+        elif (ticket := self._admit("http", scope, self._new_exchange)) is not None:
             await self._run(ticket, scope, receive, send)
         else:
             self._ledger.refuse(self._drain.clock())
@@ -191,33 +206,52 @@ class _Other:
                 scope, receive, send, phase=self._phase(), patience=self._patience()
             )
 
-    async def refuse_websocket(
-        self, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Refuse a handshake; the app is not called."""
-        self._ledger.refuse(self._drain.clock())
-        await self._refusal.websocket(scope, receive, send, phase=self._phase())
-
+    @runs_exchanges
     async def _run(
-        self, ticket: Ticket, scope: Scope, receive: Receive, send: Send
+        self, ticket: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        ticket.send = send
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, ticket.sender)
+        except BaseException as exc:
+            if not (ticket.is_ended and ticket.explains(exc)):
+                raise
         finally:
+            if ticket.is_ended:
+                await ticket.complete()
+            self._ledger.release(ticket)
+
+    async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a WebSocket in, or refuse its handshake: then the app is not called."""
+        ticket = self._admit("websocket", scope, Socket)
+        if ticket is None:
+            self._ledger.refuse(self._drain.clock())
+            await self._refusal.websocket(scope, receive, send, phase=self._phase())
+            return
+        ticket.open(receive, send)
+        try:
+            await self._app(scope, ticket.receive, ticket.pass_on)
+        except BaseException as exc:
+            if not ticket.explains(exc):
+                raise
+        finally:
+            await ticket.end()
             self._ledger.release(ticket)
 
     # Admission
 
-    def admit(self, kind: Kind, scope: Scope) -> Ticket | None:
+    def _admit(self, kind: Kind, scope: Scope, new: Callable[[], T]) -> T | None:
         """A ticket where the gate, or the app's own predicate, lets it in."""
-        now = self._drain.clock()
-        ticket = self._ledger.enter(kind, scope, now, at_most=Gate.CORDONED)
-        if (
-            ticket is None
-            and self._ledger.gate[0] == Gate.DRAINING
-            and self._asked(scope)
-        ):
-            ticket = self._ledger.enter(kind, scope, now, at_most=Gate.DRAINING)
+        enter = partial(self._ledger.enter, kind, scope, self._drain.clock())
+        ticket = enter(new, at_most=Gate.CORDONED)
+        if ticket is not None:
+            return ticket
+        if self._ledger.gate[0] != Gate.DRAINING or not self._asked(scope):
+            return None
+        ticket = enter(new, at_most=Gate.DRAINING)
+        walker = self._drain.walkers.note()
+        if walker is not None and isinstance(ticket, Socket):
+            walker.add_late(ticket)
         return ticket
 
     def _asked(self, scope: Scope) -> bool:
@@ -286,7 +320,9 @@ class _Other:
         self, scope: Scope, receive: Receive, send: Send, content: dict[str, Any]
     ) -> bool:
         """Ask the app, while serving; its 404 is replaced by our 200."""
-        ticket = self._ledger.enter("http", scope, self._drain.clock())
+        ticket = self._ledger.enter(
+            "http", scope, self._drain.clock(), self._new_exchange
+        )
         if ticket is None:
             return False
         probe = _Completed(scope, send, content)
@@ -294,7 +330,8 @@ class _Other:
         return True
 
     def _closing(self, scope: Scope, send: Send) -> Send:
-        """A send that ends the connection, if the gate is not open by then."""
+        """A send for our own answers: it ends the connection, if the gate is not
+        open by then."""
         ledger = self._ledger
 
         def sender(message: Message) -> Awaitable[None]:
@@ -321,15 +358,6 @@ class _Completed:
             await self._send(message)
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             await answer(self._scope, self._send, 200, self._content)
-
-
-def route_path(scope: Scope) -> str:
-    """The path below the root path, whether the server left that in or not."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
-    if root and path.startswith(f"{root}/"):
-        return path[len(root) :]
-    return path
 
 
 def installed_drain(app: AnyApp) -> Drain | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import threading
 import time
 import weakref
@@ -17,7 +18,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from drainmw import settings as _settings
-from drainmw.answers import ticket_factory
 from drainmw.bodies import BeginRequest
 from drainmw.contract import (
     TIMEOUT,
@@ -32,12 +32,14 @@ from drainmw.errors import (
     GroupError,
     SettingsError,
 )
-from drainmw.flag import Flag
+from drainmw.exchange import Exchange, ticket_factory
+from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
 from drainmw.log import logger
 from drainmw.record import LocalRecord, Record
 from drainmw.reporting import blockers, in_words
 from drainmw.rollcall import RollCall
+from drainmw.sockets import Socket
 from drainmw.sources.base import WorkSource
 from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
@@ -49,6 +51,7 @@ from drainmw.supervisor import (
     supervisor,
 )
 from drainmw.tokens import Tokens
+from drainmw.walker import Walker, Walkers
 
 T = TypeVar("T")
 
@@ -76,10 +79,11 @@ class Drain:
         *,
         ledger: Ledger | None = None,
         clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
         observes: Supervisor | None = None,
         **settings: Any,
     ) -> None:
-        """Read the settings; `ledger` and `clock` are for tests.
+        """Read the settings; `ledger`, `clock` and `chance` are for tests.
 
         With `observes` it is no worker, but sees and drains those of that
         supervisor.
@@ -92,23 +96,27 @@ class Drain:
         self.begun = Flag()
         self.ended = Flag()
         self.clock = clock
+        self.chance = chance or random.Random()
+        """Where every hint and every place in a window comes from."""
         self.unjoined: str | None = None
         """Why this process could not join the group it seems to belong to."""
         several = observes is None and may_be_one_of_several()
         gate: GateByte = [Gate.UNJOINED if several else Gate.OPEN]
-        new_ticket = ticket_factory(gate)
-        self.ledger = ledger or Ledger(gate, new_ticket=new_ticket)
+        self.new_exchange = ticket_factory(gate)
+        self.new_exchange.call_at_start(self._response_started)
+        self.ledger = ledger or Ledger(gate, new_ticket=self.new_exchange)
         self.ledger.wake = self._wake
         self.tasks = TaskRegistry(clock=clock, is_fed=lambda: not self.ledger.is_idle)
         self._observes = observes
         self._joined = not several and observes is None
         self._next_try = 0.0
-        self._gate_users: list[Callable[[GateByte], None]] = [new_ticket.rebind]
+        self._gate_users: list[Callable[[GateByte], None]] = [self.new_exchange.rebind]
         self._lock = threading.RLock()
         self._holds = Holds(self.settings.count_timeout)
         self._holds.add(self.tasks)
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
+        self.walkers = Walkers(self._new_walker)
         self._released = Flag()
         self._released.set()
         self._home: asyncio.AbstractEventLoop | None = None
@@ -132,10 +140,16 @@ class Drain:
         return self._record.read()[1].revision
 
     @property
+    def deadline(self) -> float | None:
+        """Of the drain, in monotonic seconds; `None` outside of one."""
+        run = self._record.read()[1].run
+        return None if run is None else run.deadline
+
+    @property
     def remaining(self) -> float | None:
         """Seconds to the deadline, also negative; `None` outside a drain."""
-        run = self._record.read()[1].run
-        return None if run is None else run.deadline - self.clock()
+        deadline = self.deadline
+        return None if deadline is None else deadline - self.clock()
 
     def add_source(self, source: WorkSource) -> None:
         """Hold and count that source too, also where a drain has begun.
@@ -426,6 +440,7 @@ class Drain:
             self._joined = False
             self._course = None
             self._home = None
+            self.walkers = Walkers(self._new_walker)
             self._keep(LocalRecord(self.settings.revision, [Gate.UNJOINED]))
             self.ledger.gate[0] = Gate.UNJOINED
 
@@ -461,11 +476,15 @@ class Drain:
         if self._home is None or self._home.is_closed():
             self._live_in(asyncio.get_running_loop())
         self._at_home(course.start)
+        sockets = list(self.ledger.entered["websocket"])
+        loops = {s.loop for s in sockets if isinstance(s, Socket) and s.loop}
+        self.walkers.begin(run, loops)
 
     def _leave(self, course: Course) -> None:
         """A resume: everything here opens again."""
         self.begun.clear()
         self.ended.clear()
+        self.walkers.end()
         course.stop()
         self._course = None
         self._let_go()
@@ -484,6 +503,7 @@ class Drain:
 
     def _end(self, run: Run) -> None:
         self.ended.set()
+        self.walkers.end()
         if self._course is not None:
             self._course.stop()
         failure = {} if run.failure is None else {"failure": run.failure}
@@ -521,6 +541,24 @@ class Drain:
                 **report["inFlight"],
                 blockers=in_words(report["blockers"]),
             )
+
+    # Long-lived connections
+
+    def _new_walker(self, run: Run) -> Walker:
+        return Walker(
+            run,
+            self.settings,
+            self.ledger,
+            clock=self.clock,
+            chance=self.chance,
+            workers=1 + len(self._record.others()),
+        )
+
+    def _response_started(self, exchange: Exchange) -> None:
+        """One has started while the gate was not open."""
+        walker = self.walkers.note()
+        if walker is not None:
+            walker.add_response(exchange)
 
     # Small things
 
@@ -569,13 +607,9 @@ class Drain:
     def _at_home(self, callback: Callable[..., None], *args: Any) -> None:
         """Call in the loop of the drain, if it still runs; at once, if it is ours."""
         home = self._home
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
         if home is None or home.is_closed():
             return
-        if home is running:
+        if home is running_loop():
             callback(*args)
             return
         with contextlib.suppress(RuntimeError):  # closed this instant

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,6 +26,15 @@ from pydantic import (
     field_validator,
 )
 
+from drainmw.core.policy import (
+    GRACE_MAXIMUM,
+    Action,
+    Chooser,
+    Policy,
+    Routes,
+    normal,
+    parse_routes,
+)
 from drainmw.errors import SettingsError
 from drainmw.tokens import TOKEN, TOKEN_FORM
 
@@ -51,6 +60,7 @@ _OWN_HEADERS = frozenset(
 """What frames a refusal, or is set by one; a second one would contradict it."""
 
 Headers = tuple[tuple[str, str], ...]
+F = TypeVar("F")
 
 
 def _number(value: object) -> object:
@@ -109,6 +119,36 @@ def _hosts(value: object) -> object:
     return frozenset(names)
 
 
+def _routes(value: object) -> object:
+    pairs = parse_routes(value) if isinstance(value, str) else value
+    if isinstance(pairs, Mapping):
+        pairs = list(pairs.items())
+    if not isinstance(pairs, list | tuple):
+        raise ValueError("not routes")
+    return tuple(_route(pair) for pair in pairs)
+
+
+def _route(pair: object) -> tuple[str, Policy]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise ValueError("not a route and its policy")
+    path, policy = pair
+    if not isinstance(path, str) or not re.fullmatch(r"/[!-~]*", path):
+        raise ValueError("not a path")
+    try:
+        return path, normal(policy)
+    except TypeError as exc:
+        raise ValueError(str(exc)) from None
+
+
+def _policy_name(*allowed: Action) -> BeforeValidator:
+    def check(value: object) -> object:
+        if value not in tuple(allowed):
+            raise ValueError("not such a policy")
+        return Action(str(value))
+
+    return BeforeValidator(check)
+
+
 Seconds = Annotated[float, BeforeValidator(_number)]
 Whole = Annotated[int, BeforeValidator(_number)]
 OptionalPath = Annotated[str | None, BeforeValidator(_path)]
@@ -136,7 +176,21 @@ RIGHT_FORM = {
     "control_body_timeout": "a number of seconds from 0.1 to 60",
     "count_timeout": "a number of seconds from 0.01 to 10",
     "report_interval": "a number of seconds from 0.1 to 3600",
+    "websocket_policy": "close or finish",
+    "event_stream_policy": "end or finish",
+    "response_policy": "finish or end",
+    "policies": 'lines of "PATH POLICY [GRACE]", or a mapping of paths to policies: '
+    'a path such as "/chat" or "/chat/*", a policy of finish, close and end, '
+    "a grace in seconds from 0 to 600",
+    "close_window": "a number of seconds from 0 to 600",
+    "close_notice": "a number of seconds from 0 to 600",
+    "websocket_grace": "a number of seconds from 0 to 600",
+    "stream_grace": "a number of seconds from 0 to 600",
+    "close_code": "1000, 1001, 1012, 1013 or a whole number from 3000 to 4999",
+    "close_timeout": "a number of seconds from 0.05 to 60",
+    "event_stream_refusal": "200 or 503",
     "admit": "a plain function of the ASGI scope that returns true or false",
+    "policy": "a plain function of the ASGI scope that returns a policy or None",
     "redact_path": "a function from a path to what may be shown of it",
 }
 
@@ -189,8 +243,39 @@ class Settings(BaseModel):
     """What a source has to answer in, or its count is unknown."""
     report_interval: Seconds = Field(5.0, ge=0.1, le=3600, allow_inf_nan=False)
     """Between two lines in the log that name the oldest blockers."""
+    websocket_policy: Annotated[Action, _policy_name(Action.CLOSE, Action.FINISH)] = (
+        Action.CLOSE
+    )
+    """Of WebSockets for which nothing else is said."""
+    event_stream_policy: Annotated[Action, _policy_name(Action.END, Action.FINISH)] = (
+        Action.END
+    )
+    """Of responses of the type `text/event-stream`."""
+    response_policy: Annotated[Action, _policy_name(Action.FINISH, Action.END)] = (
+        Action.FINISH
+    )
+    """Of all other responses."""
+    policies: Annotated[Routes, BeforeValidator(_routes)] = ()
+    """Of single routes; the first that fits counts."""
+    close_window: Seconds = Field(5.0, ge=0, le=GRACE_MAXIMUM, allow_inf_nan=False)
+    """Over which closes are spread, where there are many."""
+    close_notice: Seconds = Field(0.25, ge=0, le=GRACE_MAXIMUM, allow_inf_nan=False)
+    """Between the begin and the first close of an idle WebSocket."""
+    websocket_grace: Seconds = Field(2.0, ge=0, le=GRACE_MAXIMUM, allow_inf_nan=False)
+    """How long a WebSocket may finish what its app is doing."""
+    stream_grace: Seconds = Field(0.5, ge=0, le=GRACE_MAXIMUM, allow_inf_nan=False)
+    """How long a stream may go on."""
+    close_code: Whole = 1012
+    close_timeout: Seconds = Field(2.0, ge=0.05, le=60, allow_inf_nan=False)
+    """For a client that does not answer a close, or does not read."""
+    event_stream_refusal: Whole = 200
+    """What a browser's EventSource gets: 200 and a hint, or the 503 of all others,
+    upon which it gives up for good."""
     admit: Callable[[dict[str, Any]], bool] | None = None
     """Asked for each request while draining: may it still finish here?"""
+    policy: Chooser | None = None
+    """Asked at begin for each long-lived connection that `policies` does not name;
+    `None` is the policy of its kind."""
     redact_path: Callable[[str], str] | None = None
     """Applied to a path before it is shown in a log, a report or a terminal."""
 
@@ -201,11 +286,23 @@ class Settings(BaseModel):
             raise ValueError("not a token")
         return value
 
-    @field_validator("admit")
+    @field_validator("close_code")
     @classmethod
-    def _admit_answers_at_once(
-        cls, value: Callable[[dict[str, Any]], bool] | None
-    ) -> Callable[[dict[str, Any]], bool] | None:
+    def _close_code_may_be_sent(cls, value: int) -> int:
+        if value not in (1000, 1001, 1012, 1013) and not 3000 <= value <= 4999:
+            raise ValueError("not a code that a server may send")
+        return value
+
+    @field_validator("event_stream_refusal")
+    @classmethod
+    def _a_refusal(cls, value: int) -> int:
+        if value not in (200, 503):
+            raise ValueError("neither of the two")
+        return value
+
+    @field_validator("admit", "policy")
+    @classmethod
+    def _answers_at_once(cls, value: F) -> F:
         if inspect.iscoroutinefunction(value):
             raise ValueError("a coroutine is always true")
         return value
@@ -228,7 +325,7 @@ class Settings(BaseModel):
 
 
 _READ_ELSEWHERE = frozenset(("CONTROL", "CONTROL_FILE", "URL", "URL_FILE"))
-_FROM_CODE_ALONE = frozenset(("admit", "redact_path"))
+_FROM_CODE_ALONE = frozenset(("admit", "policy", "redact_path"))
 
 
 def load(environ: Mapping[str, str] | None = None, **keywords: Any) -> Settings:

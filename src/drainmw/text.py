@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 PATH_MAXIMUM = 128  # characters, as in the report of the contract
@@ -13,6 +15,15 @@ _WORD = re.compile(r"\S+")
 def shown_path(path: str) -> str:
     """A path percent-encoded and cut; no query belongs in it."""
     return quote(path, safe=_SAFE, errors="replace")[:PATH_MAXIMUM]
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """The path below the root path, whether the server left that in or not."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    if root and path.startswith(f"{root}/"):
+        return path[len(root) :]
+    return path
 
 
 def printable(text: str) -> str:

@@ -4,12 +4,15 @@
 in every order there is, and bigger ones in some thousands, the same each time.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from drainmw.core.ledger import Kind, Ledger, Ticket
 from tests.interleaving import Fault, Scene, explore, wander
+
+T = TypeVar("T", bound=Ticket)
 
 ADMISSIONS = ("fast", "keeps", "probe", "websocket")
 
@@ -55,11 +58,17 @@ class OneLook(Ledger):
     """Does not look at the gate again once it has counted."""
 
     def enter(
-        self, kind: Kind, scope: Any, now: float, *, at_most: int = 0
-    ) -> Ticket | None:
+        self,
+        kind: Kind,
+        scope: Any,
+        now: float,
+        new: Callable[[], T],
+        *,
+        at_most: int = 0,
+    ) -> T | None:
         if self.gate[0] > at_most:
             return None
-        ticket = Ticket()
+        ticket = new()
         self.entered[kind][ticket] = None
         ticket.scope = scope
         next(self._entries)
@@ -91,11 +100,17 @@ class CountsLate(Ledger):
     """Counts only what has passed its second look."""
 
     def enter(
-        self, kind: Kind, scope: Any, now: float, *, at_most: int = 0
-    ) -> Ticket | None:
+        self,
+        kind: Kind,
+        scope: Any,
+        now: float,
+        new: Callable[[], T],
+        *,
+        at_most: int = 0,
+    ) -> T | None:
         if self.gate[0] > at_most or self.gate[0] > at_most:
             return None
-        ticket = Ticket()
+        ticket = new()
         self.entered[kind][ticket] = None
         ticket.scope = scope
         next(self._entries)

@@ -23,7 +23,7 @@ def admit(ledger: Ledger, started: float = 0.0) -> Ticket:
 
 
 def entered(ledger: Ledger, kind: Kind = "http", now: float = 0.0) -> Ticket:
-    ticket = ledger.enter(kind, SCOPE, now, at_most=CORDONED)
+    ticket = ledger.enter(kind, SCOPE, now, Ticket, at_most=CORDONED)
     assert ticket is not None
     return ticket
 
@@ -102,7 +102,7 @@ def test_the_gate_decides_who_enters(
     gate: int, at_most: int, admitted: bool, kind: Kind
 ) -> None:
     ledger = Ledger([gate])
-    ticket = ledger.enter(kind, SCOPE, 1.0, at_most=at_most)
+    ticket = ledger.enter(kind, SCOPE, 1.0, Ticket, at_most=at_most)
     assert (ticket is not None) is admitted
     assert ledger.counts()[kind] == int(admitted)
     assert ledger.admitted_total == int(admitted)
@@ -126,7 +126,7 @@ class ClosesAfterOneLook:
 def test_work_that_finds_the_gate_closed_behind_it_backs_out(kind: Kind) -> None:
     ledger = Ledger(ClosesAfterOneLook())
     woken = Woken(ledger)
-    assert ledger.enter(kind, SCOPE, 1.0, at_most=DRAINING) is None
+    assert ledger.enter(kind, SCOPE, 1.0, Ticket, at_most=DRAINING) is None
     assert ledger.is_idle
     assert (ledger.admitted_total, ledger.last_admitted) == (0, None)
     assert woken.times == 1
@@ -135,7 +135,7 @@ def test_work_that_finds_the_gate_closed_behind_it_backs_out(kind: Kind) -> None
 def test_a_closed_gate_is_looked_at_before_anything_is_counted() -> None:
     ledger = Ledger([CLOSED])
     woken = Woken(ledger)
-    assert ledger.enter("http", SCOPE, 1.0) is None
+    assert ledger.enter("http", SCOPE, 1.0, Ticket) is None
     assert woken.times == 0
 
 

@@ -24,7 +24,7 @@ def test_a_refused_upload_of_httpx_reads_the_refusal(server: Server) -> None:
         answer = client.post(url, content=bytes(8 * MEGABYTE))
     assert answer.status_code == 503
     assert answer.headers["drainmw-refused"] == "drained"
-    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["retry-after"] in ("1", "2")
     server.resume(nonce)
     assert server.counters()["uploads"] == before
 
@@ -44,7 +44,7 @@ def test_a_refused_upload_of_the_standard_library_reads_the_refusal(
         client.close()
     assert answer.status == 503
     assert answer.getheader("drainmw-refused") == "drained"
-    assert answer.getheader("retry-after") == "1"
+    assert answer.getheader("retry-after") in ("1", "2")
     server.resume(nonce)
     assert server.counters()["uploads"] == before
 

@@ -99,7 +99,7 @@ def test_a_stream_in_flight_finishes_without_a_connection_header(
     head, _ = streams.answer(streams.start("GET", "/hello"))
     assert head[":status"] == "503"
     assert head["drainmw-refused"] == "draining"
-    assert head["retry-after"] == "1"
+    assert head["retry-after"] in ("1", "2")
     assert "connection" not in head
     head, body = streams.answer(slow)
     assert (head[":status"], body) == ("200", b"slow")

@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable
 from heapq import nsmallest
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
@@ -79,6 +79,9 @@ class Ticket:
         since CPython keeps used floats and allocates every large int."""
 
 
+T = TypeVar("T", bound=Ticket)
+
+
 class Ledger:
     """The tickets of one process.
 
@@ -100,7 +103,8 @@ class Ledger:
         self.entered: dict[Kind, dict[Ticket, None]] = {"http": {}, "websocket": {}}
         """Every other ticket in use."""
         self.last_refused: float | None = None
-        self._new_ticket = new_ticket
+        self.new_ticket = new_ticket
+        """Makes those of HTTP requests."""
         self._last_entered = 0.0
         self._entries = count()
         self._refusals = count()
@@ -109,7 +113,7 @@ class Ledger:
 
     def fresh(self) -> Ticket:
         """A new ticket of the fast path, counted from here on."""
-        ticket = self._new_ticket()
+        ticket = self.new_ticket()
         self.pool[ticket] = None
         return ticket
 
@@ -139,8 +143,14 @@ class Ledger:
     # Every other way in
 
     def enter(
-        self, kind: Kind, scope: Any, now: float, *, at_most: int = 0
-    ) -> Ticket | None:
+        self,
+        kind: Kind,
+        scope: Any,
+        now: float,
+        new_ticket: Callable[[], T],
+        *,
+        at_most: int = 0,
+    ) -> T | None:
         """Count one piece of work if the gate is at most at that number.
 
         Returns `None`, with nothing counted, where it is not. A ticket has to
@@ -149,7 +159,7 @@ class Ledger:
         gate = self.gate
         if gate[0] > at_most:
             return None
-        ticket = Ticket()
+        ticket = new_ticket()
         self.entered[kind][ticket] = None
         if gate[0] > at_most:
             self.release(ticket)
@@ -165,6 +175,12 @@ class Ledger:
             tickets.pop(ticket, None)
         if self.gate[0]:
             self.wake()
+
+    def runs(self, ticket: Ticket) -> bool:
+        """Whether that piece of work is in flight."""
+        if ticket.scope is None:
+            return False
+        return ticket in self.pool or any(ticket in t for t in self.entered.values())
 
     def refuse(self, now: float) -> None:
         """Take note of one refusal."""

@@ -1,0 +1,93 @@
+"""How a long-lived connection ends in a drain, and which one a route has.
+
+`finish` waits for it. `close` closes a WebSocket, `end` completes a streaming
+response; both say "do not wait", and each is understood for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Action(StrEnum):
+    """What happens to a connection once a drain has begun."""
+
+    FINISH = "finish"
+    CLOSE = "close"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What happens to a connection, and how long it may first go on.
+
+    Raises:
+        ValueError: No such action, or a grace that is no number of seconds.
+    """
+
+    action: Action | str
+    grace: float | None = None
+    """Seconds from the begin; `None` is the grace of its kind in the settings."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "action", Action(self.action))
+        if self.grace is not None and not 0 <= self.grace <= GRACE_MAXIMUM:
+            raise ValueError("a grace is a number of seconds from 0 to 600")
+
+    @property
+    def waits(self) -> bool:
+        """The drain waits for the connection to end by itself."""
+        return self.action == Action.FINISH
+
+
+GRACE_MAXIMUM = 600.0
+
+Routes = tuple[tuple[str, Policy], ...]
+Chooser = Callable[[dict[str, Any]], Policy | str | None]
+
+
+def parse(text: str) -> Policy:
+    """A policy as it stands in a variable: `close`, or `close 5` with a grace.
+
+    Raises:
+        ValueError: It is not that.
+    """
+    action, _, grace = text.strip().partition(" ")
+    return Policy(action, float(grace) if grace.strip() else None)
+
+
+def normal(given: Policy | str) -> Policy:
+    """A policy, whichever way it was written.
+
+    Raises:
+        ValueError, TypeError: It is none.
+    """
+    if isinstance(given, Policy):
+        return given
+    if isinstance(given, str):
+        return parse(given)
+    raise TypeError(f"a policy is a Policy or its name, not {type(given).__name__}")
+
+
+def parse_routes(text: str) -> list[tuple[str, str]]:
+    """Lines, or parts between semicolons, of `PATH POLICY [GRACE]`.
+
+    Raises:
+        ValueError: A part has no policy.
+    """
+    parts = [part.strip() for part in text.replace(";", "\n").split("\n")]
+    pairs = [tuple(part.split(None, 1)) for part in parts if part]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a route needs a policy")
+    return [(path, policy) for path, policy in pairs]
+
+
+def of_route(routes: Iterable[tuple[str, Policy]], path: str) -> Policy | None:
+    """The policy of the first route that names the path, or its beginning: `/x/*`."""
+    for route, policy in routes:
+        if route == path or (route.endswith("*") and path.startswith(route[:-1])):
+            return policy
+    return None

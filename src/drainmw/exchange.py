@@ -1,0 +1,194 @@
+"""One HTTP request: what its app is given, and how its response is ended.
+
+While the release serves, the first and the latest message of a response are
+remembered, and no more: what a response is, and whether it is complete, is
+only asked in a drain. To end one, the app's task is cancelled, and when its
+call has returned the response is completed by us: a server that is told
+nothing would cut the connection, and a browser would see an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from types import CodeType
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Message, Send
+
+from drainmw.answers import last_answer
+from drainmw.core.ledger import GateByte, Ticket
+from drainmw.interrupt import chain
+from drainmw.log import logger
+from drainmw.text import failure_text
+
+EVENT_STREAM = b"text/event-stream"
+FINAL: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+NO_TRAILERS: Message = {"type": "http.response.trailers", "headers": []}
+
+
+class Exchange(Ticket):
+    """The ticket of one HTTP request.
+
+    Its `sender` is what the app gets as `send`. The one who ends a response
+    holds the `sender` from before on, so that the ticket is not recycled.
+    """
+
+    __slots__ = ("_within", "is_ended", "last", "start")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start: Message | None = None
+        """The first message of the app: nearly always the start of the response."""
+        self.last: Message | None = None
+        """The latest one after it."""
+        self.is_ended = False
+        self._within = 0.0
+
+    # What the response is
+
+    @property
+    def can_end(self) -> bool:
+        """It has started, is not complete, and its end is no broken promise."""
+        if self.start is None or self.start["type"] != "http.response.start":
+            return False
+        return not self.is_complete and self._header(b"content-length") is None
+
+    @property
+    def is_complete(self) -> bool:
+        """The last message of the response has been sent."""
+        return self.last is not None and not self.last.get("more_body", False)
+
+    @property
+    def is_event_stream(self) -> bool:
+        """A stream of server-sent events."""
+        media_type, _, _ = (self._header(b"content-type") or b"").partition(b";")
+        return media_type.strip().lower() == EVENT_STREAM
+
+    def _header(self, name: bytes) -> bytes | None:
+        headers = (self.start or {}).get("headers", ())
+        return next((bytes(v) for k, v in headers if bytes(k).lower() == name), None)
+
+    # How it is ended
+
+    def end(self, task: asyncio.Task[Any], within: float) -> None:
+        """Cancel the app; what it sends until it returns is still passed on.
+
+        Then the response is completed, in `within` seconds or not at all.
+        """
+        self.is_ended = True
+        self._within = within
+        task.cancel("the release is draining")
+
+    def explains(self, exc: BaseException) -> bool:
+        """Whether an app that was ended only raises what that made it raise."""
+        if isinstance(exc, GeneratorExit):
+            self.is_ended = False
+        elif isinstance(exc, Exception):
+            logger().error("stream failed at its end", error=failure_text(exc))
+        else:
+            task = asyncio.current_task()
+            self.is_ended = task is not None and task.cancelling() <= 1
+        return self.is_ended
+
+    async def complete(self) -> None:
+        """Send what is missing of the response; for the task that was cancelled."""
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        if self.is_complete:
+            return
+        try:
+            async with asyncio.timeout(self._within):
+                await self.send(FINAL)
+                if (self.start or {}).get("trailers"):
+                    await self.send(NO_TRAILERS)
+        except Exception as exc:  # the client reads nothing, or has gone
+            logger().debug("stream not completed", error=failure_text(exc))
+
+
+class Factory(Protocol):
+    """Makes tickets, and can be given another gate for them to look at."""
+
+    def __call__(self) -> Exchange: ...
+
+    def rebind(self, gate: GateByte, /) -> None: ...
+
+    def call_at_start(self, started: Callable[[Exchange], None], /) -> None: ...
+
+
+def ticket_factory(gate: GateByte) -> Factory:
+    """Tickets whose `sender` closes the connection once the gate is not open.
+
+    The decision falls as late as the response starts, so that a request which
+    was in flight when the drain began ends its connection too. `started` is
+    called for each response that starts after that.
+    """
+    started: Callable[[Exchange], None] = _nobody
+
+    class Passing(Exchange):
+        __slots__ = ()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sender = self._pass_on
+
+        def _pass_on(self, message: Message) -> Awaitable[None]:
+            if gate[0]:
+                message = self._late(message)
+            elif self.start is None:
+                self.start = message
+            else:
+                self.last = message
+            # Not `self.send(message)`: CPython 3.11 has no fast way to a method
+            # call on a slot, and two fast ones through a local.
+            send: Send = self.send
+            return send(message)
+
+        def _late(self, message: Message) -> Message:
+            if message["type"] != "http.response.start":
+                self.last = message
+                return message
+            self.start = message = last_answer(message, self.scope)
+            started(self)
+            return message
+
+        @staticmethod
+        def rebind(other: GateByte, /) -> None:
+            nonlocal gate
+            gate = other
+
+        @staticmethod
+        def call_at_start(other: Callable[[Exchange], None], /) -> None:
+            nonlocal started
+            started = other
+
+    return Passing
+
+
+def _nobody(exchange: Exchange) -> None:
+    """Nobody waits for a response to start."""
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_codes: set[CodeType] = set()
+
+
+def runs_exchanges(function: C) -> C:
+    """Mark a coroutine function that awaits an app and has its `ticket`."""
+    _codes.add(function.__code__)
+    return function
+
+
+def tasks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Any, asyncio.Task[Any]]]:
+    """The tickets whose apps run in that loop, each with the task it runs in.
+
+    Looked up where a response has to be ended, since to note the task costs
+    more than all else that a request costs here.
+    """
+    for task in asyncio.all_tasks(loop):
+        for link in chain(task.get_coro()):
+            frame = getattr(link, "cr_frame", None)
+            if frame is not None and frame.f_code in _codes:
+                yield frame.f_locals.get("ticket"), task

@@ -1,0 +1,53 @@
+"""Which policy a connection has: by its route, by the app's own choice, by kind."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from drainmw.core.policy import Policy, normal, of_route
+from drainmw.log import logger
+from drainmw.settings import Settings
+from drainmw.text import failure_text, route_path
+
+
+class Policies:
+    """Answers for one release, from its settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def of_websocket(self, scope: Any) -> Policy:
+        """Of a WebSocket."""
+        own = self._settings
+        return self._of(scope, own.websocket_policy, own.websocket_grace)
+
+    def of_response(self, scope: Any, *, is_event_stream: bool) -> Policy:
+        """Of a response that has started."""
+        own = self._settings
+        default = own.event_stream_policy if is_event_stream else own.response_policy
+        return self._of(scope, default, own.stream_grace)
+
+    def _of(self, scope: Any, default: str, grace: float) -> Policy:
+        policy = (
+            of_route(self._settings.policies, route_path(scope))
+            or self._chosen(scope)
+            or Policy(default)
+        )
+        return replace(policy, grace=grace) if policy.grace is None else policy
+
+    def _chosen(self, scope: Any) -> Policy | None:
+        """What the app's own function says; one that fails has said nothing."""
+        choose = self._settings.policy
+        if choose is None:
+            return None
+        try:
+            answer: object = choose(dict(scope))
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise TypeError("policy must answer at once, not by a coroutine")
+            return None if answer is None else normal(answer)  # type: ignore[arg-type]
+        except Exception as exc:
+            logger().error("policy failed", error=failure_text(exc), exc_info=True)
+            return None

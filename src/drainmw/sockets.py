@@ -1,0 +1,235 @@
+"""One WebSocket: what its app is given, and how it is closed from outside.
+
+While the release serves, a message costs one look at a number on its way in or
+out. What the app waits for is remembered, so that closing can interrupt it:
+the server's own disconnect comes late on some servers, and never on others
+whose client is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.types import Message, Receive, Send
+from starlette.websockets import WebSocketDisconnect
+
+from drainmw.core.ledger import Ticket
+from drainmw.errors import ConnectionClosed
+from drainmw.flag import running_loop
+from drainmw.interrupt import interrupt, is_waiting
+from drainmw.log import logger
+from drainmw.text import failure_text
+
+OPEN = 0
+"""Messages pass."""
+OPENING = 1
+"""Not accepted yet."""
+LEAVING = 2
+"""It will be closed when the app comes back to `receive`."""
+CLOSING = 3
+"""The close has been sent, or is about to be."""
+OVER = 4
+"""The app has closed it, or has returned."""
+
+FALLBACK_CODE = 4012  # where a server refuses 1012; of the range for private use
+HANDED_OVER = 0.05  # seconds in which a server takes a close frame, if it can
+PAUSE = 0.01  # seconds between two looks at a send that has not returned
+
+
+class Socket(Ticket):
+    """The ticket of one WebSocket. All of it belongs to one event loop."""
+
+    __slots__ = (
+        "_closer",
+        "_code",
+        "_interrupted",
+        "_is_late",
+        "_reason",
+        "_receive",
+        "_sending",
+        "_waiting",
+        "closing",
+        "loop",
+        "state",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = OPENING
+        self.closing: asyncio.Task[bool] | None = None
+        """Sends the close; the app's call is not over before it is."""
+        self.loop = running_loop()
+        self._receive: Any = None
+        self._waiting: Any = None
+        self._sending: Any = None
+        self._closer: Callable[[Socket], None] | None = None
+        self._is_late = False
+        self._interrupted = False
+        self._code = 1012
+        self._reason = ""
+
+    def open(self, receive: Receive, send: Send) -> None:
+        """Take the server's two ends."""
+        self._receive = receive
+        self.send = send
+
+    # What the app is given
+
+    async def receive(self) -> Message:
+        """The next message of the client, or the disconnect of our close."""
+        # CPython 3.11 has no fast way to a call of a slot, but to one of a local.
+        receive: Receive = self._receive
+        if not self.state:
+            self._waiting = waiting = receive()
+            try:
+                return await waiting
+            except CancelledError:
+                if self._was_interrupted():
+                    return self._disconnect()
+                raise
+        if self.state == LEAVING:
+            self.close()
+        if self.state == CLOSING:
+            return self._disconnect()
+        return await receive()
+
+    def pass_on(self, message: Message) -> Awaitable[None]:
+        """The `send` of the app."""
+        send: Send = self.send
+        if not self.state:
+            self._sending = sending = send(message)
+            return sending
+        return self._send_late(message, send)
+
+    async def _send_late(self, message: Message, send: Send) -> None:
+        kind = message["type"]
+        if self.state == CLOSING:
+            if kind == "websocket.close":  # it is being closed as it is
+                return
+            raise ConnectionClosed
+        if kind == "websocket.accept" and self.state == OPENING:
+            self.state = OPEN if self._closer is None else LEAVING
+        elif kind != "websocket.send":
+            self.state = OVER
+        self._sending = sending = send(message)
+        await sending
+        if self._is_late:
+            self.close()
+
+    def _disconnect(self) -> Message:
+        return {
+            "type": "websocket.disconnect",
+            "code": self._code,
+            "reason": self._reason,
+        }
+
+    def _was_interrupted(self) -> bool:
+        """By us, and by nobody else who wants the whole task to end."""
+        task = asyncio.current_task()
+        return self._interrupted and not (task and task.cancelling())
+
+    # How it is closed
+
+    @property
+    def is_idle(self) -> bool:
+        """The app waits for the next message of the client."""
+        return is_waiting(self._waiting)
+
+    def leave(self, closer: Callable[[Socket], None]) -> None:
+        """Close it by calling `closer` once, now if it is idle or as soon as it is."""
+        if self.state > OPENING:
+            return
+        self._closer = closer
+        if self.state == OPEN:
+            self.state = LEAVING
+            if self.is_idle:
+                self.close()
+
+    def close(self) -> None:
+        """Close it whatever the app is doing, after a `leave`.
+
+        One that is not accepted yet is closed as soon as it is: it is accepted
+        or refused, as the app decides.
+        """
+        self._is_late = True
+        if self.state == LEAVING and self._closer is not None:
+            self.state = CLOSING
+            self._closer(self)
+
+    def stay(self) -> None:
+        """Take a `leave` back, unless it is closed already."""
+        self._closer = None
+        self._is_late = False
+        if self.state == LEAVING:
+            self.state = OPEN
+
+    async def send_close(self, code: int, reason: str, within: float) -> bool:
+        """Say goodbye on the wire; false if the client did not take it in that time.
+
+        The app's wait for a message ends as soon as the server has the close,
+        whether or not the client answers it.
+        """
+        self._code, self._reason = code, reason
+        wake = asyncio.get_running_loop().call_later
+        handle = None
+        try:
+            async with asyncio.timeout(within):
+                # Two sends at once are an error on some servers.
+                while is_waiting(self._sending):  # noqa: ASYNC110 no server tells when a send of the app has returned
+                    await asyncio.sleep(PAUSE)
+                handle = wake(HANDED_OVER, self._wake)
+                await self._send_either(code, reason)
+            return True
+        except TimeoutError:
+            self._interrupted = True
+            interrupt(self._sending)
+            return False
+        finally:
+            if handle is not None:
+                handle.cancel()
+            self._wake()
+
+    async def _send_either(self, code: int, reason: str) -> None:
+        """With the code that was asked for, or one that every server sends."""
+        for number in (code, FALLBACK_CODE):
+            close = {"type": "websocket.close", "code": number, "reason": reason}
+            try:
+                return await self.send(close)  # type: ignore[no-any-return]  # a slot
+            except TimeoutError:
+                raise
+            except Exception as exc:  # closed already, or a code it does not know
+                logger().debug("close refused", code=number, error=failure_text(exc))
+
+    def _wake(self) -> None:
+        """End the app's wait for a message of the client."""
+        self._interrupted = True
+        interrupt(self._waiting)
+
+    # How the app's call ends
+
+    def explains(self, exc: BaseException) -> bool:
+        """Whether an app only raises what our close made it raise."""
+        if self.state != CLOSING:
+            return False
+        if isinstance(exc, BaseExceptionGroup):
+            return all(self.explains(inner) for inner in exc.exceptions)
+        if isinstance(exc, CancelledError):
+            return self._was_interrupted()
+        return isinstance(exc, WebSocketDisconnect) or _stems_from_us(exc)
+
+    async def end(self) -> None:
+        """Wait for our close; then nothing is sent any more."""
+        if self.closing is not None:
+            await asyncio.wait((self.closing,))
+        self.state = OVER
+
+
+def _stems_from_us(exc: BaseException | None) -> bool:
+    while exc is not None:
+        if isinstance(exc, ConnectionClosed):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False

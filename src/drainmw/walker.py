@@ -1,0 +1,303 @@
+"""Closes the long-lived connections of one event loop, each at its moment.
+
+At begin a walker makes a schedule of what is in flight in its loop, and walks
+it: one task, whatever the number of connections. Only while a close is being
+sent there is a second one, since a server may wait for the client's answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from drainmw.core.drain import Run
+from drainmw.core.ledger import Ledger, Ticket
+from drainmw.core.policy import Policy
+from drainmw.core.schedule import Schedule
+from drainmw.core.spread import (
+    Timing,
+    close_reason,
+    margin,
+    milliseconds_to_retry,
+    places,
+    window_for,
+)
+from drainmw.exchange import Exchange, tasks
+from drainmw.flag import Pulse, running_loop
+from drainmw.log import logger
+from drainmw.policies import Policies
+from drainmw.settings import Settings
+from drainmw.sockets import Socket
+from drainmw.text import failure_text, shown_path
+
+T = TypeVar("T")
+
+CHUNK = 50  # connections that are looked at, or closed, before others get a turn
+TICK = 0.005  # seconds between two rounds of the walk, at least
+LEAST_PATIENCE = 0.05  # seconds for a close that is sent just before the deadline
+
+
+class Walker:
+    """One loop's schedule in one drain. It belongs to that loop."""
+
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float],
+        chance: Random,
+        workers: int = 1,
+    ) -> None:
+        """`workers` is how many processes share the window."""
+        self._run = run
+        self._settings = settings
+        self._policies = Policies(settings)
+        self._ledger = ledger
+        self._clock = clock
+        self._chance = chance
+        self._workers = workers
+        self._timeout = run.deadline - run.begun_at
+        self._last_moment = run.deadline - margin(self._timeout)
+        self._schedule = Schedule()
+        self._added = Pulse()
+        self._sockets: list[Socket] = []
+        self._tasks: dict[Ticket, asyncio.Task[Any]] = {}
+        self._held: list[Any] = []
+        """The senders of responses in flight: so none of them is recycled."""
+        self._walk: asyncio.Task[None] | None = None
+        self._done: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Begin to walk; once."""
+        self._walk = asyncio.create_task(self._walked(), name="drainmw walker")
+
+    def stop(self) -> None:
+        """Leave every connection that is not closed yet as it is."""
+        if self._walk is not None:
+            self._walk.cancel()
+        for socket in self._sockets:
+            socket.stay()
+        if self._done:
+            logger().info("connections closed", **self._done)
+
+    # The schedule
+
+    def add_late(self, socket: Socket) -> None:
+        """One that was let in during the drain: closed only when time runs out."""
+        if not self._policies.of_websocket(socket.scope).waits:
+            self._sockets.append(socket)
+            self._add(self._last_moment, self._close, socket)
+
+    def add_response(self, exchange: Exchange) -> None:
+        """One that has started during the drain."""
+        self._held.append(exchange.sender)
+        policy = self._policy_of(exchange)
+        if policy is not None and not policy.waits:
+            timing = self._timing(policy, 1)
+            self._add(self._clock() + timing.grace, self._end, exchange)
+
+    async def _plan(self) -> None:
+        """Schedule all that is in flight here."""
+        sockets = await self._leaving_sockets()
+        responses = await self._leaving_responses()
+        number = len(sockets) + len(responses)
+        place = places(number, self._chance)
+        for count, (socket, policy) in enumerate(sockets):
+            self._add_socket(socket, self._timing(policy, number), next(place))
+            await _give_way(count)
+        for count, (exchange, policy) in enumerate(responses):
+            timing = self._timing(policy, number)
+            moment = self._run.begun_at + timing.grace + next(place) * timing.window
+            self._add(moment, self._end, exchange)
+            await _give_way(count)
+
+    def _add_socket(self, socket: Socket, timing: Timing, place: float) -> None:
+        self._sockets.append(socket)
+        moment = self._run.begun_at + place * timing.window
+        self._add(moment + timing.notice, self._leave, socket)
+        self._add(moment + max(timing.notice, timing.grace), self._close, socket)
+
+    def _add(self, moment: float, act: Callable[[T], None], on: T) -> None:
+        self._schedule.add(min(moment, self._last_moment), partial(act, on))
+        self._added.beat()
+
+    def _timing(self, policy: Policy, connections: int) -> Timing:
+        longest = self._settings.close_window
+        window = window_for(connections * self._workers, longest)
+        timing = Timing(self._settings.close_notice, policy.grace or 0.0, window)
+        return timing.cut(self._timeout)
+
+    async def _leaving_sockets(self) -> list[tuple[Socket, Policy]]:
+        loop = asyncio.get_running_loop()
+        found: list[tuple[Socket, Policy]] = []
+        for count, ticket in enumerate(list(self._ledger.entered["websocket"])):
+            if isinstance(ticket, Socket) and ticket.loop is loop:
+                policy = self._policies.of_websocket(ticket.scope)
+                if not policy.waits:
+                    found.append((ticket, policy))
+            await _give_way(count)
+        return found
+
+    async def _leaving_responses(self) -> list[tuple[Exchange, Policy]]:
+        if not any(exchange.can_end for exchange in self._in_flight()):
+            return []  # those that start later are told of
+        self._look_up_tasks()
+        found: list[tuple[Exchange, Policy]] = []
+        for count, exchange in enumerate(list(self._in_flight())):
+            if exchange in self._tasks:
+                self._held.append(exchange.sender)
+                policy = self._policy_of(exchange)
+                if policy is not None and not policy.waits:
+                    found.append((exchange, policy))
+            await _give_way(count)
+        return found
+
+    def _in_flight(self) -> Iterator[Exchange]:
+        tickets = [*self._ledger.pool, *self._ledger.entered["http"]]
+        for ticket in tickets:
+            if isinstance(ticket, Exchange) and ticket.scope is not None:
+                yield ticket
+
+    def _policy_of(self, exchange: Exchange) -> Policy | None:
+        """Of a response that can be ended; `None` where it cannot."""
+        if not exchange.can_end:
+            return None
+        return self._policies.of_response(
+            exchange.scope, is_event_stream=exchange.is_event_stream
+        )
+
+    def _look_up_tasks(self) -> None:
+        for ticket, task in tasks(asyncio.get_running_loop()):
+            self._tasks[ticket] = task
+
+    # The walk
+
+    async def _walked(self) -> None:
+        await self._plan()
+        while True:
+            beats = self._added.count
+            for act in self._schedule.due(self._clock(), CHUNK):
+                self._carry_out(act)
+            await asyncio.sleep(TICK)  # what else is due by then goes with it
+            pause = self._schedule.pause(self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._added.after(beats)
+
+    def _carry_out(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as exc:  # one connection must not keep the others open
+            logger().error("close failed", error=failure_text(exc), exc_info=True)
+
+    def _leave(self, socket: Socket) -> None:
+        socket.leave(self._send_close)
+
+    def _close(self, socket: Socket) -> None:
+        socket.leave(self._send_close)
+        socket.close()
+
+    def _send_close(self, socket: Socket) -> None:
+        hint = milliseconds_to_retry(self._settings.retry_after, self._chance)
+        closing = asyncio.create_task(
+            socket.send_close(
+                self._settings.close_code, close_reason(hint), self._patience()
+            ),
+            name="drainmw close",
+        )
+        socket.closing = closing
+        closing.add_done_callback(partial(self._noted, socket))
+
+    def _noted(self, socket: Socket, closing: asyncio.Task[bool]) -> None:
+        if closing.cancelled() or closing.exception() is not None:
+            return
+        self._done["websockets"] += 1
+        if not closing.result():
+            self._done["given_up"] += 1
+            path = shown_path(socket.scope["path"])
+            logger().warning("connection given up", path=path, reason="no answer")
+
+    def _end(self, exchange: Exchange) -> None:
+        if exchange.is_ended or not exchange.can_end:
+            return
+        if not self._ledger.runs(exchange):
+            return
+        if exchange not in self._tasks:
+            self._look_up_tasks()
+        task = self._tasks.get(exchange)
+        if task is None:
+            path = shown_path(exchange.scope["path"])
+            logger().warning("stream not ended", path=path, reason="no task")
+            return
+        exchange.end(task, self._patience())
+        self._done["streams"] += 1
+
+    def _patience(self) -> float:
+        """Seconds that a client has; less just before the deadline."""
+        left = (self._run.deadline - self._clock()) / 2
+        return min(self._settings.close_timeout, max(left, LEAST_PATIENCE))
+
+
+async def _give_way(count: int) -> None:
+    """Let others run, once in so many."""
+    if count % CHUNK == CHUNK - 1:
+        await asyncio.sleep(0)
+
+
+class Walkers:
+    """The walkers of a release: one in each loop that has connections."""
+
+    def __init__(self, make: Callable[[Run], Walker]) -> None:
+        self._make = make
+        self._run: Run | None = None
+        self._loops: dict[asyncio.AbstractEventLoop, Walker | None] = {}
+        self._lock = threading.Lock()
+
+    def note(self) -> Walker | None:
+        """The walker of the running loop, from now on also known to have work."""
+        loop = running_loop()
+        if loop is None:
+            return None
+        with self._lock:
+            if loop not in self._loops:
+                self._forget_closed()
+            walker = self._loops.setdefault(loop, None)
+            if walker is None and self._run is not None:
+                walker = self._loops[loop] = self._make(self._run)
+                walker.start()
+            return walker
+
+    def begin(self, run: Run, loops: Iterable[asyncio.AbstractEventLoop]) -> None:
+        """Walk in every loop that is known, and in these."""
+        with self._lock:
+            self._run = run
+            for loop in {*self._loops, *loops}:
+                self._loops[loop] = walker = self._make(run)
+                self._call(loop, walker.start)
+
+    def end(self) -> None:
+        """Stop walking; what is not closed stays open."""
+        with self._lock:
+            self._run = None
+            for loop, walker in list(self._loops.items()):
+                if walker is not None:
+                    self._loops[loop] = None
+                    self._call(loop, walker.stop)
+
+    def _forget_closed(self) -> None:
+        for loop in [loop for loop in self._loops if loop.is_closed()]:
+            del self._loops[loop]
+
+    def _call(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        try:
+            loop.call_soon_threadsafe(call)
+        except RuntimeError:  # closed, and its connections with it
+            del self._loops[loop]
