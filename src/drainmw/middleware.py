@@ -121,9 +121,11 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
                 raise
         finally:
             if getrefcount(ticket.sender) > _UNSHARED:
-                if ticket.is_ended:
-                    await ticket.complete()
-                ledger.put_back(ticket, recycle=False)
+                try:
+                    if ticket.is_ended:
+                        await ticket.complete()
+                finally:
+                    ledger.put_back(ticket, recycle=False)
             else:
                 ticket.scope = ticket.send = ticket.start = ticket.last = None
                 spare.append(ticket)
@@ -217,9 +219,11 @@ class _Other:
             if not (ticket.is_ended and ticket.explains(exc)):
                 raise
         finally:
-            if ticket.is_ended:
-                await ticket.complete()
-            self._ledger.release(ticket)
+            try:
+                if ticket.is_ended:
+                    await ticket.complete()
+            finally:
+                self._ledger.release(ticket)
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a WebSocket in, or refuse its handshake: then the app is not called."""
@@ -235,8 +239,10 @@ class _Other:
             if not ticket.explains(exc):
                 raise
         finally:
-            await ticket.end()
-            self._ledger.release(ticket)
+            try:
+                await ticket.end()
+            finally:
+                self._ledger.release(ticket)
 
     # Admission
 
@@ -250,8 +256,8 @@ class _Other:
             return None
         ticket = enter(new, at_most=Gate.DRAINING)
         walker = self._drain.walkers.note()
-        if walker is not None and isinstance(ticket, Socket):
-            walker.add_late(ticket)
+        if walker is not None and ticket is not None:
+            walker.let_in(ticket)
         return ticket
 
     def _asked(self, scope: Scope) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from starlette.types import Message, Receive, Send
@@ -166,13 +166,18 @@ class Socket(Ticket):
         if self.state == LEAVING:
             self.state = OPEN
 
-    async def send_close(self, code: int, reason: str, within: float) -> bool:
+    def send_close(
+        self, code: int, reason: str, within: float
+    ) -> Coroutine[Any, Any, bool]:
         """Say goodbye on the wire; false if the client did not take it in that time.
 
-        The app's wait for a message ends as soon as the server has the close,
-        whether or not the client answers it.
+        From the call on, this is what the app is told of. Its wait for a message
+        ends as soon as the server has the close, answered or not.
         """
         self._code, self._reason = code, reason
+        return self._sent_close(within)
+
+    async def _sent_close(self, within: float) -> bool:
         wake = asyncio.get_running_loop().call_later
         handle = None
         try:
@@ -181,7 +186,7 @@ class Socket(Ticket):
                 while is_waiting(self._sending):  # noqa: ASYNC110 no server tells when a send of the app has returned
                     await asyncio.sleep(PAUSE)
                 handle = wake(HANDED_OVER, self._wake)
-                await self._send_either(code, reason)
+                await self._send_either()
             return True
         except TimeoutError:
             self._interrupted = True
@@ -192,10 +197,14 @@ class Socket(Ticket):
                 handle.cancel()
             self._wake()
 
-    async def _send_either(self, code: int, reason: str) -> None:
+    async def _send_either(self) -> None:
         """With the code that was asked for, or one that every server sends."""
-        for number in (code, FALLBACK_CODE):
-            close = {"type": "websocket.close", "code": number, "reason": reason}
+        for number in (self._code, FALLBACK_CODE):
+            close = {
+                "type": "websocket.close",
+                "code": number,
+                "reason": self._reason,
+            }
             try:
                 return await self.send(close)  # type: ignore[no-any-return]  # a slot
             except TimeoutError:

@@ -69,6 +69,7 @@ class Walker:
         self._schedule = Schedule()
         self._added = Pulse()
         self._sockets: list[Socket] = []
+        self._let_in: set[Ticket] = set()
         self._tasks: dict[Ticket, asyncio.Task[Any]] = {}
         self._held: list[Any] = []
         """The senders of responses in flight: so none of them is recycled."""
@@ -90,19 +91,25 @@ class Walker:
 
     # The schedule
 
-    def add_late(self, socket: Socket) -> None:
-        """One that was let in during the drain: closed only when time runs out."""
-        if not self._policies.of_websocket(socket.scope).waits:
-            self._sockets.append(socket)
-            self._add(self._last_moment, self._close, socket)
+    def let_in(self, ticket: Ticket) -> None:
+        """One that `admit` has let in: it may finish here until time runs out."""
+        self._let_in.add(ticket)
+        if isinstance(ticket, Socket):
+            self._sockets.append(ticket)
+            if not self._policies.of_websocket(ticket.scope).waits:
+                self._add(self._last_moment, self._close, ticket)
 
     def add_response(self, exchange: Exchange) -> None:
         """One that has started during the drain."""
         self._held.append(exchange.sender)
         policy = self._policy_of(exchange)
-        if policy is not None and not policy.waits:
-            timing = self._timing(policy, 1)
-            self._add(self._clock() + timing.grace, self._end, exchange)
+        if policy is None or policy.waits:
+            return
+        if exchange in self._let_in:
+            self._add(self._last_moment, self._end, exchange)
+        else:
+            grace = self._timing(policy, 1).grace
+            self._add(self._clock() + grace, self._end, exchange)
 
     async def _plan(self) -> None:
         """Schedule all that is in flight here."""
@@ -136,15 +143,18 @@ class Walker:
         return timing.cut(self._timeout)
 
     async def _leaving_sockets(self) -> list[tuple[Socket, Policy]]:
-        loop = asyncio.get_running_loop()
         found: list[tuple[Socket, Policy]] = []
         for count, ticket in enumerate(list(self._ledger.entered["websocket"])):
-            if isinstance(ticket, Socket) and ticket.loop is loop:
+            if isinstance(ticket, Socket) and self._is_ours(ticket):
                 policy = self._policies.of_websocket(ticket.scope)
                 if not policy.waits:
                     found.append((ticket, policy))
             await _give_way(count)
         return found
+
+    def _is_ours(self, socket: Socket) -> bool:
+        here = socket.loop is asyncio.get_running_loop()
+        return here and socket not in self._let_in
 
     async def _leaving_responses(self) -> list[tuple[Exchange, Policy]]:
         if not any(exchange.can_end for exchange in self._in_flight()):
@@ -152,7 +162,7 @@ class Walker:
         self._look_up_tasks()
         found: list[tuple[Exchange, Policy]] = []
         for count, exchange in enumerate(list(self._in_flight())):
-            if exchange in self._tasks:
+            if exchange in self._tasks and exchange not in self._let_in:
                 self._held.append(exchange.sender)
                 policy = self._policy_of(exchange)
                 if policy is not None and not policy.waits:

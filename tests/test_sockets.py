@@ -1,0 +1,381 @@
+"""A WebSocket's two ends: what passes, and how it is closed from outside."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.types import Message
+from starlette.websockets import WebSocketDisconnect
+
+from drainmw.errors import ConnectionClosed
+from drainmw.sockets import CLOSING, LEAVING, OPEN, OPENING, OVER, Socket
+from tests.rig import calm
+
+pytestmark = pytest.mark.anyio
+
+ACCEPT = {"type": "websocket.accept"}
+TEXT = {"type": "websocket.receive", "text": "hello"}
+ANSWER = {"type": "websocket.send", "text": "hello"}
+OWN_CLOSE = {"type": "websocket.close", "code": 1000}
+REASON = '{"retry_ms": 1500}'
+DISCONNECT = {"type": "websocket.disconnect", "code": 1012, "reason": REASON}
+
+
+class Server:
+    """The server's side of one WebSocket, and an app's ends of it."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent: list[Message] = []
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.refuses: set[int] = set()
+        self.socket = Socket()
+        self.socket.open(self.arrived.get, self.send)
+        self.leavers: list[Socket] = []
+
+    async def send(self, message: Message) -> None:
+        await self.may_send.wait()
+        if message.get("code") in self.refuses:
+            raise ValueError("no such code")
+        self.sent.append(message)
+
+    def leave(self) -> None:
+        """Ask it to leave, and close it as a walker would."""
+        self.socket.leave(self.close)
+
+    def close(self, socket: Socket, within: float = 1.0) -> None:
+        self.leavers.append(socket)
+        socket.closing = asyncio.create_task(socket.send_close(1012, REASON, within))
+
+    async def accepted(self) -> "Server":
+        await self.socket.pass_on(ACCEPT)
+        return self
+
+    def waiting(self) -> asyncio.Task[Any]:
+        """An app that waits for a message."""
+
+        async def app() -> Message:
+            return await self.socket.receive()
+
+        return asyncio.create_task(app())
+
+    @property
+    def closes(self) -> list[Message]:
+        return [m for m in self.sent if m["type"] == "websocket.close"]
+
+
+async def outcome(call: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(1):
+        return await call
+
+
+# What passes
+
+
+async def test_messages_pass_as_they_are() -> None:
+    server = Server()
+    await server.arrived.put(TEXT)
+    assert server.socket.state == OPENING
+    await server.socket.pass_on(ACCEPT)
+    assert server.socket.state == OPEN
+    assert await server.socket.receive() is TEXT
+    await server.socket.pass_on(ANSWER)
+    assert server.sent == [ACCEPT, ANSWER]
+    assert server.sent[1] is ANSWER
+
+
+async def test_a_cancelled_app_is_cancelled_in_its_wait() -> None:
+    server = await Server().accepted()
+    app = server.waiting()
+    await calm()
+    app.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await outcome(app)
+
+
+async def test_an_error_of_the_server_reaches_the_app() -> None:
+    server = Server()
+
+    async def broken() -> Message:
+        raise OSError("gone")
+
+    server.socket.open(broken, server.send)
+    await server.socket.pass_on(ACCEPT)
+    with pytest.raises(OSError, match="gone"):
+        await server.socket.receive()
+
+
+# Closing
+
+
+async def test_an_idle_one_is_closed_at_once_and_its_app_told() -> None:
+    """S4: the app that waits is told, though the server never says anything."""
+    server = await Server().accepted()
+    app = server.waiting()
+    await calm()
+    assert server.socket.is_idle
+    server.leave()
+    assert await outcome(app) == DISCONNECT
+    assert server.closes == [
+        {"type": "websocket.close", "code": 1012, "reason": REASON}
+    ]
+
+
+async def test_the_app_goes_on_being_told() -> None:
+    server = await Server().accepted()
+    app = server.waiting()
+    await calm()
+    server.leave()
+    await outcome(app)
+    for _ in range(3):
+        assert await server.socket.receive() == DISCONNECT
+
+
+async def test_one_in_the_middle_of_a_turn_is_closed_when_it_comes_back() -> None:
+    """S6: the answer still goes out."""
+    server = await Server().accepted()
+    await server.arrived.put(TEXT)
+    await server.socket.receive()
+    server.leave()
+    assert (server.socket.state, server.leavers) == (LEAVING, [])
+    await server.socket.pass_on(ANSWER)
+    assert await server.socket.receive() == DISCONNECT
+    await server.socket.end()
+    assert [m["type"] for m in server.sent[1:]] == ["websocket.send", "websocket.close"]
+
+
+async def test_one_that_never_comes_back_is_closed_whatever_it_does() -> None:
+    """S8: on the wire at its grace."""
+    server = await Server().accepted()
+    server.leave()
+    server.socket.close()
+    await calm()
+    assert server.closes
+    assert server.socket.state == CLOSING
+
+
+async def test_it_is_closed_only_once() -> None:
+    server = await Server().accepted()
+    for _ in range(2):
+        server.leave()
+        server.socket.close()
+    await calm()
+    assert (len(server.closes), len(server.leavers)) == (1, 1)
+
+
+async def test_one_that_is_not_accepted_is_closed_once_it_is() -> None:
+    """S11: accepted, then closed at the next `receive`; never a close before it."""
+    server = Server()
+    server.leave()
+    assert server.leavers == []
+    await server.socket.pass_on(ACCEPT)
+    assert server.socket.state == LEAVING
+    assert await server.socket.receive() == DISCONNECT
+    await server.socket.end()
+    assert [m["type"] for m in server.sent] == ["websocket.accept", "websocket.close"]
+
+
+async def test_one_that_is_accepted_too_late_is_closed_right_after_it() -> None:
+    """S11: it never comes to `receive`, but its time was over."""
+    server = Server()
+    server.leave()
+    server.socket.close()
+    assert server.leavers == []
+    await server.socket.pass_on(ACCEPT)
+    await calm()
+    assert [m["type"] for m in server.sent] == ["websocket.accept", "websocket.close"]
+
+
+@pytest.mark.parametrize(
+    "denial", [OWN_CLOSE, {"type": "websocket.http.response.start", "status": 403}]
+)
+async def test_one_that_the_app_refuses_is_over(denial: Message) -> None:
+    server = Server()
+    server.leave()
+    await server.socket.pass_on(denial)
+    server.socket.close()
+    await calm()
+    assert (server.socket.state, server.leavers) == (OVER, [])
+    assert server.sent == [denial]
+
+
+async def test_one_that_the_app_closes_meanwhile_is_not_closed_again() -> None:
+    server = await Server().accepted()
+    server.leave()
+    await server.socket.pass_on(OWN_CLOSE)
+    server.socket.close()
+    await calm()
+    assert server.closes == [OWN_CLOSE]
+
+
+async def test_a_leave_can_be_taken_back() -> None:
+    server = await Server().accepted()
+    server.leave()
+    server.socket.stay()
+    assert server.socket.state == OPEN
+    await server.arrived.put(TEXT)
+    assert await server.socket.receive() is TEXT
+    server.socket.close()
+    assert server.leavers == []
+
+
+async def test_the_app_is_told_though_the_client_never_answers_the_close() -> None:
+    """S10: a server whose `send` waits for the answer does not keep the app."""
+    server = await Server().accepted()
+    app = server.waiting()
+    await calm()
+    server.may_send.clear()
+    server.leave()
+    assert await outcome(app) == DISCONNECT
+    closing = server.socket.closing
+    assert closing is not None
+    assert not closing.done()
+    server.may_send.set()
+    assert await outcome(closing)
+
+
+async def test_a_client_that_takes_nothing_is_given_up_at_its_bound() -> None:
+    """S10: the app is stuck in its own send; it is let out, and nothing is sent."""
+    server = await Server().accepted()
+    server.may_send.clear()
+    app: asyncio.Task[Any] = asyncio.ensure_future(server.socket.pass_on(ANSWER))
+    await calm()
+    server.socket.leave(lambda socket: server.close(socket, within=0.05))
+    server.socket.close()
+    closing = server.socket.closing
+    assert closing is not None
+    assert await outcome(closing) is False
+    with pytest.raises(asyncio.CancelledError):
+        await outcome(app)
+    assert server.closes == []
+
+
+async def test_a_close_waits_for_a_send_that_is_under_way() -> None:
+    """Two sends at once are an error on some servers."""
+    server = await Server().accepted()
+    server.may_send.clear()
+    app: asyncio.Task[Any] = asyncio.ensure_future(server.socket.pass_on(ANSWER))
+    await calm()
+    server.leave()
+    server.socket.close()
+    await calm()
+    server.may_send.set()
+    await outcome(app)
+    assert server.socket.closing is not None
+    await outcome(server.socket.closing)
+    assert [m["type"] for m in server.sent[1:]] == ["websocket.send", "websocket.close"]
+
+
+async def test_a_code_that_the_server_refuses_is_replaced() -> None:
+    server = await Server().accepted()
+    server.refuses.add(1012)
+    server.leave()
+    server.socket.close()
+    await server.socket.end()
+    assert [close["code"] for close in server.closes] == [4012]
+
+
+async def test_a_server_that_takes_no_close_at_all_is_left_alone() -> None:
+    """It has closed already."""
+    server = await Server().accepted()
+    server.refuses |= {1012, 4012}
+    server.leave()
+    server.socket.close()
+    await server.socket.end()
+    assert server.closes == []
+
+
+async def test_a_genuine_cancel_wins_over_our_disconnect() -> None:
+    server = await Server().accepted()
+    app = server.waiting()
+    await calm()
+    server.may_send.clear()
+    server.leave()
+    app.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await outcome(app)
+
+
+# The app afterwards
+
+
+async def closed() -> Server:
+    server = await Server().accepted()
+    server.leave()
+    server.socket.close()
+    await calm()
+    return server
+
+
+@pytest.mark.parametrize("kind", ["websocket.send", "websocket.accept"])
+async def test_a_later_send_ends_in_the_error_of_the_specification(kind: str) -> None:
+    """S7: an `OSError`."""
+    server = await closed()
+    with pytest.raises(ConnectionClosed) as raised:
+        await server.socket.pass_on({"type": kind})
+    assert isinstance(raised.value, OSError)
+    assert len(server.sent) == 2
+
+
+async def test_a_later_close_of_the_app_is_ignored() -> None:
+    server = await closed()
+    await server.socket.pass_on(OWN_CLOSE)
+    assert len(server.closes) == 1
+
+
+def wrapped(inner: BaseException) -> BaseException:
+    try:
+        try:
+            raise inner
+        except BaseException as exc:
+            raise RuntimeError("could not push") from exc
+    except RuntimeError as exc:
+        return exc
+
+
+OURS: list[Callable[[], BaseException]] = [
+    ConnectionClosed,
+    lambda: WebSocketDisconnect(1012),
+    lambda: wrapped(ConnectionClosed()),
+    lambda: ExceptionGroup("x", [ConnectionClosed(), WebSocketDisconnect(1006)]),
+]
+NOT_OURS: list[Callable[[], BaseException]] = [
+    lambda: KeyError("a fault of the app"),
+    lambda: wrapped(KeyError("x")),
+    lambda: ExceptionGroup("x", [ConnectionClosed(), KeyError("x")]),
+    asyncio.CancelledError,
+    lambda: OSError("a disk"),
+]
+
+
+@pytest.mark.parametrize("make", OURS)
+async def test_what_our_close_made_the_app_raise_is_explained(
+    make: Callable[[], BaseException],
+) -> None:
+    """S7: no traceback in the server's log."""
+    assert (await closed()).socket.explains(make())
+    assert not (await Server().accepted()).socket.explains(make())
+
+
+@pytest.mark.parametrize("make", NOT_OURS)
+async def test_a_fault_of_the_app_is_not_explained(
+    make: Callable[[], BaseException],
+) -> None:
+    server = await closed()
+    server.socket._interrupted = False
+    assert not server.socket.explains(make())
+
+
+async def test_the_call_is_not_over_before_the_close_is_sent() -> None:
+    server = await Server().accepted()
+    server.may_send.clear()
+    server.leave()
+    server.socket.close()
+    end = asyncio.create_task(server.socket.end())
+    await calm()
+    assert not end.done()
+    server.may_send.set()
+    await outcome(end)
+    assert (len(server.closes), server.socket.state) == (1, OVER)
