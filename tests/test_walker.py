@@ -328,6 +328,102 @@ async def test_a_server_that_cancels_too_is_obeyed() -> None:
     assert await drained(release) == "drained"
 
 
+async def _never() -> Message:
+    raise AssertionError("it does not listen")
+
+
+class InTasks:
+    """An app that answers in a task of its own, and waits for that and others.
+
+    A cancel of its call leaves them all running.
+    """
+
+    def __init__(self, *, waits_for_ever: bool = False, shared: Any = None) -> None:
+        self.waits_for_ever = waits_for_ever
+        self.shared = shared
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.log: list[str] = []
+
+    async def write(self, send: Send) -> None:
+        try:
+            await Streaming()({}, _never, send)
+        finally:
+            await self.may_end.wait()
+            self.log.append("writer ended")
+
+    async def listen(self, receive: Receive) -> None:
+        try:
+            await receive()
+        finally:
+            self.log.append("listener ended")
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(message: Message) -> None:
+            await send(message)
+
+        shared = [self.shared] if self.shared else []
+        tasks = [
+            asyncio.create_task(self.write(wrapped)),
+            asyncio.create_task(self.listen(receive)),
+        ]
+        await asyncio.wait([*tasks, *shared], return_when=asyncio.FIRST_COMPLETED)
+        if self.waits_for_ever:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.log.append("call ended")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_a_task_that_sends_for_the_call_is_ended_and_not_left_behind() -> None:
+    app = InTasks()
+    release = Release(app, **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin()
+        assert await call.receive_output() == FINAL
+        await call.wait()
+    assert app.log == ["writer ended", "listener ended"]
+    assert await drained(release) == "drained"
+
+
+async def test_a_call_that_goes_on_without_its_task_is_cancelled_after_it() -> None:
+    app = InTasks(waits_for_ever=True)
+    release = Release(app, **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin()
+        assert await call.receive_output() == FINAL
+        await call.wait()
+    assert app.log[:2] == ["writer ended", "call ended"]
+
+
+async def test_a_task_that_takes_its_time_to_end_is_still_counted() -> None:
+    app = InTasks(waits_for_ever=True)
+    app.may_end.clear()
+    release = Release(app, **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin()
+        assert await call.receive_nothing(0.4)
+        assert (await release.client.report())["inFlight"]["http"] == 1
+        app.may_end.set()
+        assert await call.receive_output() == FINAL
+    assert await drained(release) == "drained"
+
+
+async def test_a_task_that_others_share_is_left_alone() -> None:
+    """It does not send this response."""
+    shared = asyncio.create_task(asyncio.Event().wait())
+    release = Release(InTasks(shared=shared), **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin()
+        assert await call.receive_output() == FINAL
+        await call.wait()
+    assert not shared.done()
+    shared.cancel()
+
+
 @pytest.mark.parametrize(
     ("headers", "settings"),
     [

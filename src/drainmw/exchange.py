@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import dropwhile, islice
 from types import CodeType
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +19,13 @@ from starlette.types import Message, Send
 
 from drainmw.answers import last_answer
 from drainmw.core.ledger import GateByte, Ticket
-from drainmw.interrupt import chain
+from drainmw.interrupt import frames, held_tasks, reaches
 from drainmw.log import logger
 from drainmw.text import failure_text
 
 EVENT_STREAM = b"text/event-stream"
+BECAUSE = "the release is draining"
+INSIST = 0.25  # seconds in which a call ends whose sending task was cancelled
 FINAL: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 NO_TRAILERS: Message = {"type": "http.response.trailers", "headers": []}
 
@@ -34,7 +37,15 @@ class Exchange(Ticket):
     holds the `sender` from before on, so that the ticket is not recycled.
     """
 
-    __slots__ = ("_within", "is_ended", "last", "start")
+    __slots__ = (
+        "_cancels",
+        "_insisting",
+        "_senders",
+        "_within",
+        "is_ended",
+        "last",
+        "start",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +55,9 @@ class Exchange(Ticket):
         """The latest one after it."""
         self.is_ended = False
         self._within = 0.0
+        self._cancels = 0
+        self._senders: list[asyncio.Task[Any]] = []
+        self._insisting: asyncio.TimerHandle | None = None
 
     # What the response is
 
@@ -74,11 +88,31 @@ class Exchange(Ticket):
     def end(self, task: asyncio.Task[Any], within: float) -> None:
         """Cancel the app; what it sends until it returns is still passed on.
 
-        Then the response is completed, in `within` seconds or not at all.
+        Then the response is completed, in `within` seconds or not at all. Where
+        the call waits for a task of its own that sends the response, that one is
+        cancelled first: a call that is cancelled while it waits leaves it running.
         """
         self.is_ended = True
         self._within = within
-        task.cancel("the release is draining")
+        self._senders = list(self._sending_for(task))
+        for sender in self._senders:
+            sender.cancel(BECAUSE)
+        if self._senders:
+            loop = asyncio.get_running_loop()
+            self._insisting = loop.call_later(INSIST, self._cancel, task)
+        else:
+            self._cancel(task)
+
+    def _sending_for(self, task: asyncio.Task[Any]) -> Iterator[asyncio.Task[Any]]:
+        below = dropwhile(lambda f: f.f_code not in _codes, frames(task.get_coro()))
+        for frame in islice(below, 1, None):
+            for held in held_tasks(frame):
+                if not held.done() and reaches(held.get_coro(), self.sender):
+                    yield held
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        self._cancels += 1
+        task.cancel(BECAUSE)
 
     def explains(self, exc: BaseException) -> bool:
         """Whether an app that was ended only raises what that made it raise."""
@@ -88,14 +122,18 @@ class Exchange(Ticket):
             logger().error("stream failed at its end", error=failure_text(exc))
         else:
             task = asyncio.current_task()
-            self.is_ended = task is not None and task.cancelling() <= 1
+            self.is_ended = task is not None and task.cancelling() <= self._cancels
         return self.is_ended
 
     async def complete(self) -> None:
         """Send what is missing of the response; for the task that was cancelled."""
+        if self._insisting is not None:
+            self._insisting.cancel()
         task = asyncio.current_task()
-        if task is not None:
+        if task is not None and self._cancels:
             task.uncancel()
+        if self._senders:  # whose work is not over before they are
+            await asyncio.wait(self._senders)
         if self.is_complete:
             return
         try:
@@ -188,7 +226,6 @@ def tasks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Any, asyncio.Task[A
     more than all else that a request costs here.
     """
     for task in asyncio.all_tasks(loop):
-        for link in chain(task.get_coro()):
-            frame = getattr(link, "cr_frame", None)
-            if frame is not None and frame.f_code in _codes:
+        for frame in frames(task.get_coro()):
+            if frame.f_code in _codes:
                 yield frame.f_locals.get("ticket"), task

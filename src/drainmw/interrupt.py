@@ -8,10 +8,14 @@ it reaches exactly this wait, whichever task of the app is in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Iterator
+from types import FrameType, FunctionType
 from typing import Any
 
+MOST = 16  # members of a collection that is looked into
+LAYERS = 3  # functions around a function that are looked into
 _INNER = ("cr_await", "gi_yieldfrom", "ag_await")
 
 
@@ -36,6 +40,46 @@ def interrupt(awaitable: Any) -> bool:
         futures = filter(asyncio.isfuture, gc.get_referents(innermost))
         innermost = next(futures, None)
     return innermost is not None and bool(innermost.cancel())
+
+
+def frames(awaitable: Any) -> Iterator[FrameType]:
+    """Where each coroutine of its chain stands, from the outermost on."""
+    for link in chain(awaitable):
+        frame = getattr(link, "cr_frame", None) or getattr(link, "gi_frame", None)
+        if frame is not None:
+            yield frame
+
+
+def held_tasks(frame: FrameType) -> Iterator[asyncio.Task[Any]]:
+    """The tasks that its variables hold, alone or in a small collection."""
+    for value in frame.f_locals.values():
+        if isinstance(value, asyncio.Task):
+            yield value
+        elif isinstance(value, list | tuple | set | frozenset) and len(value) <= MOST:
+            yield from (each for each in value if isinstance(each, asyncio.Task))
+
+
+def reaches(awaitable: Any, target: object) -> bool:
+    """Whether a coroutine has that object at hand, or a function that wraps it."""
+    return any(
+        _wraps(value, target, LAYERS)
+        for frame in frames(awaitable)
+        for value in frame.f_locals.values()
+    )
+
+
+def _wraps(value: object, target: object, layers: int) -> bool:
+    if value is target:
+        return True
+    if layers == 0 or not isinstance(value, FunctionType):
+        return False
+    return any(_wraps(found, target, layers - 1) for found in _enclosed(value))
+
+
+def _enclosed(function: FunctionType) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
 
 
 def chain(awaitable: Any) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import path
 
 from drainmw import DrainMiddleware
+from tests.frameworks.streams import endless, open_streams
 
 did: Counter[str] = Counter()
 
@@ -46,6 +47,15 @@ async def stream(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(chunks(), content_type="text/plain")
 
 
+async def events(request: HttpRequest) -> StreamingHttpResponse:
+    stream = endless(_seconds(request))
+    return StreamingHttpResponse(stream, content_type="text/event-stream")
+
+
+async def still_open(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(len(open_streams)))
+
+
 async def upload(request: HttpRequest) -> HttpResponse:
     did["uploads"] += len(request.body)
     return HttpResponse("taken")
@@ -59,6 +69,8 @@ urlpatterns = [
     path("hello", hello),
     path("slow", slow),
     path("stream", stream),
+    path("events", events),
+    path("open", still_open),
     path("upload", upload),
     path("uploads", uploads),
 ]

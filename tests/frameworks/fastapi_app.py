@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.middleware import Middleware
 
 from drainmw import Drain, DrainMiddleware
+from tests.frameworks.streams import endless, open_streams
 
 did: Counter[str] = Counter()
 
@@ -43,6 +44,14 @@ def make(**options: Any) -> FastAPI:
                 await asyncio.sleep(seconds / 5)
 
         return StreamingResponse(chunks(), media_type="text/plain")
+
+    @app.get("/events")
+    async def events(seconds: float) -> StreamingResponse:
+        return StreamingResponse(endless(seconds), media_type="text/event-stream")
+
+    @app.get("/open", response_class=PlainTextResponse)
+    async def still_open() -> str:
+        return str(len(open_streams))
 
     @app.post("/upload", response_class=PlainTextResponse)
     async def upload(request: Request) -> str:

@@ -13,6 +13,7 @@ from litestar.exceptions import WebSocketDisconnect
 from litestar.response import Stream
 
 from drainmw import Drain, DrainMiddleware
+from tests.frameworks.streams import endless, open_streams
 
 did: Counter[str] = Counter()
 
@@ -36,6 +37,16 @@ async def stream(seconds: float) -> Stream:
             await asyncio.sleep(seconds / 5)
 
     return Stream(chunks(), media_type="text/plain")
+
+
+@get("/events")
+async def events(seconds: float) -> Stream:
+    return Stream(endless(seconds), media_type="text/event-stream")
+
+
+@get("/open", media_type=MediaType.TEXT)
+async def still_open() -> str:
+    return str(len(open_streams))
 
 
 @post("/upload", media_type=MediaType.TEXT)
@@ -64,7 +75,10 @@ async def echo(socket: WebSocket[Any, Any, Any]) -> None:
         pass
 
 
-handlers = [hello, slow, stream, upload, uploads, background, echo]
+handlers = [
+    *(hello, slow, stream, events, still_open),
+    *(upload, uploads, background, echo),
+]
 
 _outside = Litestar(handlers, openapi_config=None)
 wrapped = DrainMiddleware(_outside)

@@ -10,6 +10,7 @@ from typing import Any
 from quart import Quart, Response, request, websocket
 
 from drainmw import Drain, DrainMiddleware
+from tests.frameworks.streams import endless, open_streams
 
 did: Counter[str] = Counter()
 
@@ -40,6 +41,14 @@ def make(drain: Drain) -> Quart:
                 await asyncio.sleep(pause)
 
         return Response(chunks(), content_type="text/plain")
+
+    @app.get("/events")
+    async def events() -> Response:
+        return Response(endless(_seconds()), content_type="text/event-stream")
+
+    @app.get("/open")
+    async def still_open() -> str:
+        return str(len(open_streams))
 
     @app.post("/upload")
     async def upload() -> str:

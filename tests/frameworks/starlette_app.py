@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from drainmw import Drain, DrainMiddleware
+from tests.frameworks.streams import endless, open_streams
 
 did: Counter[str] = Counter()
 ORIGIN = "https://shop.example"
@@ -48,6 +49,14 @@ async def stream(request: Request) -> StreamingResponse:
             await asyncio.sleep(_seconds(request) / 5)
 
     return StreamingResponse(chunks(), media_type="text/plain")
+
+
+async def events(request: Request) -> StreamingResponse:
+    return StreamingResponse(endless(_seconds(request)), media_type="text/event-stream")
+
+
+async def still_open(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(open_streams)))
 
 
 async def upload(request: Request) -> PlainTextResponse:
@@ -90,6 +99,8 @@ def routes() -> list[BaseRoute]:
         Route("/hello", hello),
         Route("/slow", slow),
         Route("/stream", stream),
+        Route("/events", events),
+        Route("/open", still_open),
         Route("/upload", upload, methods=["POST"]),
         Route("/uploads", uploads),
         Route("/background", background),

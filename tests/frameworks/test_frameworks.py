@@ -56,6 +56,22 @@ def test_a_stream_is_counted_until_its_last_byte(server: Server) -> None:
     assert seen - stream.result().at < 0.1
 
 
+def test_an_event_stream_is_ended_and_its_generator_closed(server: Server) -> None:
+    """Also where the framework sends it in a task of its own; nothing is an error."""
+    before = server.log.stat().st_size
+    busy, quiet = (server.start(f"/events?seconds={pause}") for pause in (0.02, 60))
+    assert server.get("/open").body == b"2"
+    nonce = server.begin()
+    assert server.outcome(nonce)["status"] == "drained"
+    assert quiet.result().body == b"data: x\n\n"
+    assert busy.result().body.count(b"data: x\n\n") > 5
+    server.resume(nonce)
+    assert server.get("/open").body == b"0"
+    logged = server.log.read_text()[before:]
+    assert "Traceback" not in logged
+    assert "ERROR" not in logged.upper()
+
+
 def test_probes_are_completed_and_an_own_one_is_kept(
     server: Server, installed: Installed
 ) -> None:
