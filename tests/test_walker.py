@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -171,6 +173,32 @@ async def test_one_that_ignores_its_close_is_still_counted_and_named() -> None:
         assert [b["path"] for b in report["blockers"]] == ["/deaf"]
         assert await drained(release) == "failed"
         assert not call.is_done
+
+
+@pytest.mark.parametrize("how", ["reads on", "sends on"])
+async def test_one_that_goes_on_without_a_pause_does_not_keep_the_loop(
+    how: str,
+) -> None:
+    """S8: and the drain ends on time."""
+    may_end = asyncio.Event()
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while not may_end.is_set():
+            if how == "reads on":
+                await receive()
+            else:
+                with contextlib.suppress(OSError):
+                    await send({"type": "websocket.send", "text": "x"})
+                    await asyncio.sleep(0.01)
+
+    release = Release(app, **AT_ONCE)
+    async with open_socket(release) as call:
+        await release.client.begin(timeoutMs=300)
+        assert await drained(release) == "failed"
+        may_end.set()
+        await call.wait()
 
 
 async def test_one_that_was_let_in_meanwhile_stays_as_long_as_it_can() -> None:
@@ -569,6 +597,34 @@ def a_walker(run: Run, **settings: Any) -> Walker:
     return Walker(
         run, load({}, **settings), ledger, clock=ManualClock(), chance=Random(1)
     )
+
+
+async def test_the_connections_of_another_loop_are_closed_in_it() -> None:
+    """Two servers in two threads that share a drain."""
+    events = Streaming()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (echo if scope["type"] == "websocket" else events)(scope, receive, send)
+
+    release = Release(app, **AT_ONCE)
+    opened = threading.Event()
+
+    async def elsewhere() -> tuple[Message, Message]:
+        async with release.call({"type": "lifespan"}) as lifespan:
+            del lifespan
+            async with open_socket(release) as socket, open_stream(release) as stream:
+                opened.set()
+                return await socket.receive_output(), await stream.receive_output()
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(lambda: asyncio.run(elsewhere()))
+        assert await asyncio.to_thread(opened.wait, 5)
+        async with open_socket(release) as socket:
+            await release.client.begin()
+            assert (await socket.receive_output())["type"] == "websocket.close"
+        close, final = await asyncio.wrap_future(other)
+    assert (close["type"], final) == ("websocket.close", FINAL)
+    assert await drained(release) == "drained"
 
 
 async def test_a_fault_in_one_connection_does_not_keep_the_others_open() -> None:

@@ -36,7 +36,7 @@ OVER = 4
 
 FALLBACK_CODE = 4012  # where a server refuses 1012; of the range for private use
 HANDED_OVER = 0.05  # seconds in which a server takes a close frame, if it can
-PAUSE = 0.01  # seconds between two looks at a send that has not returned
+PAUSE = 0.01  # seconds between two looks at a send, or at somebody who is told again
 
 
 class Socket(Ticket):
@@ -47,6 +47,7 @@ class Socket(Ticket):
         "_code",
         "_interrupted",
         "_is_late",
+        "_is_told",
         "_reason",
         "_receive",
         "_sending",
@@ -67,6 +68,7 @@ class Socket(Ticket):
         self._sending: Any = None
         self._closer: Callable[[Socket], None] | None = None
         self._is_late = False
+        self._is_told = False
         self._interrupted = False
         self._code = 1012
         self._reason = ""
@@ -92,9 +94,11 @@ class Socket(Ticket):
                 raise
         if self.state == LEAVING:
             self.close()
-        if self.state == CLOSING:
-            return self._disconnect()
-        return await receive()
+        if self.state != CLOSING:
+            return await receive()
+        if self._is_told:  # an app that does not listen must not keep the loop
+            await asyncio.sleep(PAUSE)
+        return self._disconnect()
 
     def pass_on(self, message: Message) -> Awaitable[None]:
         """The `send` of the app."""
@@ -109,6 +113,7 @@ class Socket(Ticket):
         if self.state == CLOSING:
             if kind == "websocket.close":  # it is being closed as it is
                 return
+            await asyncio.sleep(0)  # likewise
             raise ConnectionClosed
         if kind == "websocket.accept" and self.state == OPENING:
             self.state = OPEN if self._closer is None else LEAVING
@@ -120,6 +125,7 @@ class Socket(Ticket):
             self.close()
 
     def _disconnect(self) -> Message:
+        self._is_told = True
         return {
             "type": "websocket.disconnect",
             "code": self._code,
