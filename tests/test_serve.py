@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from drainmw.contract import REPORT_PATH
 from drainmw.serve import FORCED_PAUSE
@@ -50,6 +52,25 @@ def begin(release: Served, nonce: str = NONCE, timeout_ms: int = 20_000) -> None
 
 
 # The stop
+
+
+def test_websockets_are_closed_and_refused_and_nothing_is_an_error(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path) as release:
+        url = f"ws://127.0.0.1:{release.port}/"
+        with connect(url, proxy=None) as websocket, Held(release.port):
+            begin(release)
+            with pytest.raises(ConnectionClosed) as closed:
+                websocket.recv(timeout=5)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1012
+            with pytest.raises(InvalidStatus) as refused, connect(url, proxy=None):
+                pass
+            assert refused.value.response.status_code == 503
+        release.wait_for_event("drain ended")
+        levels = {event["level"] for event in release.events()}
+    assert levels <= {"info", "warning"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

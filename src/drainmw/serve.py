@@ -36,7 +36,7 @@ from drainmw.errors import Misuse, SettingsError
 from drainmw.log import logger
 from drainmw.middleware import DrainMiddleware, installed_drain
 from drainmw.release import Drain
-from drainmw.servelog import configure_logging
+from drainmw.servelog import configure_logging, leave_out_refusals
 from drainmw.settings import PREFIX, Settings
 from drainmw.stop import drained, end_within, final, handled_signals
 from drainmw.text import failure_text
@@ -129,10 +129,11 @@ def load(options: Options) -> tuple[ASGIApp, Drain]:
             f"{options.app} must be an ASGI app, not of type {type(app).__name__}"
         )
     drain = installed_drain(app)
-    if drain is not None:
-        return app, drain
-    drain = Drain(app=options.app)
-    return DrainMiddleware(app, drain), drain
+    if drain is None:
+        drain = Drain(app=options.app)
+        app = DrainMiddleware(app, drain)
+    leave_out_refusals(drain.begun.is_set)
+    return app, drain
 
 
 def export(options: Options) -> None:
