@@ -10,13 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterator
+import inspect
+from collections.abc import Awaitable, Iterator
 from types import FrameType, FunctionType
 from typing import Any
 
 MOST = 16  # members of a collection that is looked into
 LAYERS = 3  # functions around a function that are looked into
 _INNER = ("cr_await", "gi_yieldfrom", "ag_await")
+_OPAQUE = frozenset(
+    (
+        "anext_awaitable",
+        "async_generator_asend",
+        "async_generator_athrow",
+        "coroutine_wrapper",
+    )
+)
+"""The interpreter's own, which do not show what they stand before."""
 
 
 def is_waiting(awaitable: Any) -> bool:
@@ -86,5 +96,15 @@ def chain(awaitable: Any) -> Iterator[Any]:
     """What it waits for, and what that waits for, down to where it can be seen."""
     while awaitable is not None:
         yield awaitable
-        inner = (getattr(awaitable, name, None) for name in _INNER)
-        awaitable = next((found for found in inner if found is not None), None)
+        awaitable = _inner(awaitable)
+
+
+def _inner(awaitable: Any) -> Any:
+    if type(awaitable).__name__ in _OPAQUE:
+        return next(filter(_can_wait, gc.get_referents(awaitable)), None)
+    inner = (getattr(awaitable, name, None) for name in _INNER)
+    return next((found for found in inner if found is not None), None)
+
+
+def _can_wait(found: object) -> bool:
+    return inspect.isasyncgen(found) or isinstance(found, Awaitable)
