@@ -51,6 +51,7 @@ GOOD: dict[str, list[Any]] = {
     "response_policy": ["finish", "end"],
     "policies": [
         *("/a finish", "/a finish; /b/* close 5", "/a end 0.5\n/* finish\n", ""),
+        *("/a\tclose\t5", "/a  close  5;;", " /a close 0\r\n"),
         *({"/a": "close"}, {"/a": Policy("end", grace=0)}, [("/a", "finish")], ()),
     ],
     "close_window": [0, 600, "2.5"],
@@ -114,6 +115,8 @@ BAD: dict[str, list[Any]] = {
         *("/a", "a finish", "/a stop", "/a close -1", "/a close soon", "/a end 601"),
         *({"/a": 5}, {"/a": None}, {5: "finish"}, {"/a b": "finish"}, 5, ["/a"]),
         *("/a finish 1 2", "/a close nan", [("/a", "close", 1)]),
+        *("/a finish; /b", "/a finish\n/b stop", "/é finish", {"/a": ("close", 5)}),
+        *({"/a": ""}, {"/a": True}, {"/a": b"close"}, {"": "close"}, {"/a"}),
     ],
     "close_window": [-1, 601, "soon"],
     "close_notice": [-1, "inf", True],
@@ -244,6 +247,18 @@ def test_the_values_without_any_setting() -> None:
     assert settings.metrics_public is False
 
 
+def test_how_connections_end_without_any_setting() -> None:
+    settings = load({})
+    assert settings.websocket_policy == "close"
+    assert settings.event_stream_policy == "end"
+    assert settings.response_policy == "finish"
+    assert (settings.policies, settings.policy) == ((), None)
+    assert (settings.close_notice, settings.close_window) == (0.25, 5.0)
+    assert (settings.websocket_grace, settings.stream_grace) == (2.0, 0.5)
+    assert (settings.close_code, settings.close_timeout) == (1012, 2.0)
+    assert settings.event_stream_refusal == 200
+
+
 def test_a_probe_path_is_switched_off_by_a_word_or_by_none() -> None:
     assert load({}, readiness_path=None).readiness_path is None
     assert load({"DRAINMW_READINESS_PATH": "/x"}, readiness_path=None) == load(
@@ -306,6 +321,41 @@ def test_headers_and_hosts_are_read_into_one_form() -> None:
         ("x-a", "b:c"),
     )
     assert settings.control_hosts == {"shop.example", "b.example"}
+
+
+def test_policies_are_read_into_one_form() -> None:
+    said = (
+        ("/a", Policy("finish")),
+        ("/b/*", Policy("close", 5)),
+        ("/*", Policy("end", 0.5)),
+    )
+    text = "/a finish; /b/*\tclose 5\n/* end 0.5\n"
+    assert load({"DRAINMW_POLICIES": text}).policies == said
+    assert load({}, policies=text).policies == said
+    assert load({}, policies=dict(said)).policies == said
+    assert load({}, policies=list(said)).policies == said
+    names = {"/a": "finish", "/b/*": "close 5", "/*": Policy("end", 0.5)}
+    assert load({}, policies=names).policies == said
+
+
+@pytest.mark.parametrize(
+    "text", ["/chat", "/a finish\n/chat stop", "/a finish; chat close", "/a close 601"]
+)
+def test_a_bad_line_of_policies_is_told_how_one_is_written(text: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load({"DRAINMW_POLICIES": text})
+    assert str(refused.value) == (
+        'DRAINMW_POLICIES must be lines of "PATH POLICY [GRACE]", or a mapping of '
+        'paths to policies: a path such as "/chat" or "/chat/*", a policy of finish, '
+        "close and end, a grace in seconds from 0 to 600"
+    )
+
+
+def test_policies_in_code_win_over_those_of_the_variable() -> None:
+    variable = {"DRAINMW_POLICIES": "/a finish", "DRAINMW_CLOSE_WINDOW": "9"}
+    settings = load(variable, policies={"/b": "end"})
+    assert settings.policies == (("/b", Policy("end")),)
+    assert settings.close_window == 9.0
 
 
 def test_a_token_and_a_file_of_tokens_are_not_both_set(tmp_path: Path) -> None:

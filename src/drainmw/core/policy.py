@@ -34,7 +34,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "action", Action(self.action))
-        if self.grace is not None and not 0 <= self.grace <= GRACE_MAXIMUM:
+        if self.grace is not None and not _is_grace(self.grace):
             raise ValueError("a grace is a number of seconds from 0 to 600")
 
     @property
@@ -55,8 +55,8 @@ def parse(text: str) -> Policy:
     Raises:
         ValueError: It is not that.
     """
-    action, _, grace = text.strip().partition(" ")
-    return Policy(action, float(grace) if grace.strip() else None)
+    action, *grace = text.split(None, 1)
+    return Policy(action, *map(float, grace))
 
 
 def normal(given: Policy | str) -> Policy:
@@ -91,3 +91,9 @@ def of_route(routes: Iterable[tuple[str, Policy]], path: str) -> Policy | None:
         if route == path or (route.endswith("*") and path.startswith(route[:-1])):
             return policy
     return None
+
+
+def _is_grace(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= GRACE_MAXIMUM
