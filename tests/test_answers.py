@@ -217,3 +217,237 @@ async def test_no_header_of_a_refusal_may_be_set_a_second_time(kind: str) -> Non
     for name, value in headers_of(start).items():
         with pytest.raises(SettingsError, match=r"^refusal_headers must be"):
             load({}, refusal_headers={name.title(): value})
+
+
+# The refusal of an event stream
+
+
+def accepting(*values: str, **scope: Any) -> Any:
+    """The scope of a request with one `Accept` for each value."""
+    headers = [(b"accept", value.encode()) for value in values]
+    return http_scope(**{"headers": headers, **scope})
+
+
+async def answered_to(
+    scope: Any,
+    *,
+    streams: bool = True,
+    retry_after: int = 3,
+    chance: Random | None = None,
+    phase: str = "draining",
+    extra: tuple[tuple[str, str], ...] = (),
+) -> Messages:
+    refusal = Refusal(
+        retry_after=retry_after,
+        chance=chance or Random(1),
+        streams=streams,
+        extra=extra,
+        body_bytes=10,
+        body_readers=1,
+    )
+    sent: Messages = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    await refusal.http(scope, receive, send, phase=phase, patience=1)
+    return sent
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/event-stream",  # a browser's EventSource
+        "text/event-stream, */*",
+        "*/*, text/event-stream",
+        "text/event-stream, text/*, */*;q=0.1",
+        "text/event-stream;q=0.5, */*",
+        "text/event-stream;q=0.001",
+        "text/event-stream, application/json;q=0.9",
+        "application/json;q=0.9,text/event-stream",
+        "text/event-stream;charset=utf-8",
+        "text/event-stream ; charset=utf-8 ; q=0.9, text/html;q=0.8",
+        "TEXT/Event-Stream",
+        "text/event-stream;Q=0.9, text/html;Q=0.8",
+        "text/event-stream, text/html;q=0",
+        "text/event-stream, text/html;q=often",
+        "text/event-stream, text/html;q=",
+        "text/event-stream;q=0.2, text/html;q=nan",
+        "text/event-stream;q=0.2, text/html;q=5",
+        "text/event-stream;q=0.2, text/html;q=inf",
+        "text/event-stream, text/html;q=0.5, text/event-stream;q=0.1",
+        ", text/event-stream,",
+    ],
+)
+async def test_who_prefers_an_event_stream_gets_one(accept: str) -> None:
+    start, _ = await answered_to(accepting(accept))
+    assert start["status"] == 200
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "",
+        "*/*",
+        "text/*",
+        "text/html",
+        "application/json",
+        "text/event-streams",
+        "text/event-stream+json",
+        "text/html, text/event-stream;q=0.9",
+        "text/event-stream;q=0.9, text/html",
+        "application/json, text/event-stream",
+        "text/event-stream, application/json",
+        "text/event-stream;q=0.5, text/html;q=0.5",
+        "text/event-stream;q=0.5, text/html, application/json;q=0.1",
+        "text/event-stream;q=0",
+        "text/event-stream;q=0.0, */*",
+        "text/event-stream;q=",
+        "text/event-stream;q=often",
+        "text/event-stream;q=nan",
+        "text/event-stream;q=5, text/html",
+        "text/event-stream;q=inf",
+        "text/event-stream;q=-1",
+        "text/event-stream;q=-inf",
+        "text/html;x=text/event-stream",
+    ],
+)
+async def test_who_does_not_gets_the_503_of_all(accept: str) -> None:
+    start, body = await answered_to(accepting(accept))
+    assert start["status"] == 503
+    assert headers_of(start)["content-type"] == "application/problem+json"
+    assert json.loads(body["body"])["status"] == 503
+
+
+@pytest.mark.parametrize(
+    ("values", "status"),
+    [
+        ((), 503),
+        (("text/event-stream", "*/*"), 200),
+        (("", "text/event-stream"), 200),
+        (("text/html;q=0.9", "text/event-stream"), 200),
+        (("text/event-stream;q=0.9", "text/html"), 503),
+        (("text/html", "text/event-stream;q=0.9"), 503),
+        (("text/event-stream;q=0.1", "text/html;q=0.5", "text/event-stream"), 200),
+    ],
+)
+async def test_several_accept_headers_are_one(
+    values: tuple[str, ...], status: int
+) -> None:
+    start, _ = await answered_to(accepting(*values))
+    assert start["status"] == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"ACCEPT", b"text/event-stream")],
+        [[bytearray(b"Accept"), bytearray(b"text/event-stream")]],
+    ],
+)
+async def test_accept_comes_in_any_case_and_any_bytes(headers: Any) -> None:
+    start, _ = await answered_to(http_scope(headers=headers))
+    assert start["status"] == 200
+
+
+async def test_an_accept_that_is_no_text_is_refused_like_any() -> None:
+    start, _ = await answered_to(http_scope(headers=[(b"accept", b"\xff\xfe;q=\xff")]))
+    assert start["status"] == 503
+
+
+@pytest.mark.parametrize(
+    "method", ["POST", "HEAD", "PUT", "DELETE", "OPTIONS", "QUERY", "get"]
+)
+async def test_only_a_get_is_answered_by_an_event_stream(method: str) -> None:
+    start, _ = await answered_to(accepting("text/event-stream", method=method))
+    assert start["status"] == 503
+
+
+async def test_a_setting_makes_it_the_503_of_all() -> None:
+    """For a proxy that would try a 503 elsewhere."""
+    start, body = await answered_to(accepting("text/event-stream"), streams=False)
+    plain, plain_body = await answered_to(http_scope(), streams=False)
+    assert (start, body) == (plain, plain_body)
+    assert start["status"] == 503
+
+
+@pytest.mark.parametrize("phase", ["draining", "drained", "failed", "detached"])
+async def test_the_stream_says_when_to_come_back_and_ends(phase: str) -> None:
+    start, body = await answered_to(accepting("text/event-stream"), phase=phase)
+    headers = headers_of(start)
+    assert len(start["headers"]) == len(headers)
+    assert 3 <= int(headers.pop("retry-after")) <= 6
+    assert headers == {
+        "content-type": "text/event-stream",
+        "content-length": str(len(body["body"])),
+        "cache-control": "no-store",
+        "connection": "close",
+        "drainmw-refused": phase,
+    }
+    assert body["body"].startswith(b"retry: ")
+    assert body["body"].endswith(b"\n\n")
+    assert body["body"].count(b"\n") == 2
+    assert not body.get("more_body", False)
+
+
+async def hint_of(retry_after: int, chance: Random) -> int:
+    scope = accepting("text/event-stream")
+    _, body = await answered_to(scope, retry_after=retry_after, chance=chance)
+    return int(body["body"].removeprefix(b"retry: "))
+
+
+@pytest.mark.parametrize("retry_after", [1, 3, 3600])
+async def test_streams_come_back_at_random_in_milliseconds(retry_after: int) -> None:
+    chance = Random(1)
+    hints = [await hint_of(retry_after, chance) for _ in range(200)]
+    assert all(1000 * retry_after <= hint <= 2000 * retry_after for hint in hints)
+    early = sum(hint < 1500 * retry_after for hint in hints)
+    assert 60 < early < 140
+    assert len(set(hints)) > 150
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
+async def test_retry_after_is_at_random_too(accept: str) -> None:
+    chance = Random(1)
+    answers = [await answered_to(accepting(accept), chance=chance) for _ in range(100)]
+    hints = {headers_of(start)["retry-after"] for start, _ in answers}
+    assert hints == {"3", "4", "5", "6"}
+
+
+async def test_who_need_not_wait_is_not_made_to() -> None:
+    start, body = await answered_to(accepting("text/event-stream"), retry_after=0)
+    assert body["body"] == b"retry: 0\n\n"
+    assert headers_of(start)["retry-after"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("version", "closes"), [("1.0", True), ("1.1", True), ("2", False), ("3", False)]
+)
+async def test_the_stream_ends_its_connection_where_a_header_can(
+    version: str, closes: bool
+) -> None:
+    scope = accepting("text/event-stream", http_version=version)
+    start, _ = await answered_to(scope)
+    assert start["status"] == 200
+    assert (headers_of(start).get("connection") == "close") is closes
+    assert ("connection" in headers_of(start)) is closes
+
+
+async def test_the_stream_carries_extra_headers() -> None:
+    """Without its header of CORS, a browser's EventSource would give up."""
+    extra = (("access-control-allow-origin", "*"), ("x-extra", "yes"))
+    start, _ = await answered_to(accepting("text/event-stream"), extra=extra)
+    headers = headers_of(start)
+    assert start["status"] == 200
+    assert headers["access-control-allow-origin"] == "*"
+    assert headers["x-extra"] == "yes"
+
+
+async def test_no_header_of_the_stream_may_be_set_a_second_time() -> None:
+    start, _ = await answered_to(accepting("text/event-stream"))
+    for name, value in headers_of(start).items():
+        with pytest.raises(SettingsError, match=r"^refusal_headers must be"):
+            load({}, refusal_headers={name.title(): value})

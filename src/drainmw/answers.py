@@ -242,7 +242,7 @@ def _wants_event_stream(scope: Scope) -> bool:
                 media_type, weight = _weighed(part)
                 if media_type == EVENT_STREAM:
                     wanted = max(wanted, weight)
-                elif not media_type.endswith("/*"):
+                elif media_type and not media_type.endswith("/*"):
                     others = max(others, weight)
     return wanted > others
 
@@ -252,11 +252,16 @@ def _weighed(part: str) -> tuple[str, float]:
     media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
     for parameter in parameters:
         if parameter.startswith("q="):
-            try:
-                return media_type, float(parameter[2:])
-            except ValueError:
-                return media_type, 0.0
+            return media_type, _quality(parameter[2:])
     return media_type, 1.0
+
+
+def _quality(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 <= value <= 1 else 0.0
 
 
 def _is_preflight(scope: Scope) -> bool:
