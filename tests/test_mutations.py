@@ -26,7 +26,14 @@ PHASES = ("tests/core/test_drain.py",)
 RELEASE = ("tests/test_release.py",)
 VECTORS = ("tests/test_vectors.py",)
 MIDDLEWARE = ("tests/test_middleware.py",)
-ALL = (*LEDGER, *PHASES, *VECTORS, *RELEASE, *MIDDLEWARE)
+SPREAD = ("tests/core/test_spread.py",)
+POLICIES = ("tests/test_policies.py",)
+INTERRUPT = ("tests/test_interrupt.py",)
+EXCHANGE = ("tests/test_exchange.py",)
+ALL = (
+    *(*LEDGER, *PHASES, *VECTORS, *RELEASE, *MIDDLEWARE),
+    *(*SPREAD, *POLICIES, *INTERRUPT, *EXCHANGE),
+)
 
 
 @dataclass(frozen=True)
@@ -168,6 +175,48 @@ LIES = (
         "if self.run is not None and self.run.closing:",
         "if False:",
         MIDDLEWARE,
+    ),
+    Lie(
+        "closes are at random anywhere in the window",
+        "core/spread.py",
+        "yield (number + chance.random()) / connections",
+        "yield chance.random()",
+        SPREAD,
+    ),
+    Lie(
+        "closes go on past the deadline",
+        "core/spread.py",
+        "        if longest <= left:",
+        "        if True:",
+        SPREAD,
+    ),
+    Lie(
+        "all are asked to come back at once",
+        "core/spread.py",
+        "return chance.randint(1000 * least, 2000 * least)",
+        "return 1000 * least",
+        SPREAD,
+    ),
+    Lie(
+        "no response is ever complete",
+        "exchange.py",
+        'return self.last is not None and not self.last.get("more_body", False)',
+        "return False",
+        EXCHANGE,
+    ),
+    Lie(
+        "nobody looks for the policy of a route",
+        "policies.py",
+        "of_route(self._settings.policies, route_path(scope))",
+        "None",
+        POLICIES,
+    ),
+    Lie(
+        "nothing can be interrupted but a future itself",
+        "interrupt.py",
+        "*_, innermost = chain(awaitable)",
+        "innermost = awaitable",
+        INTERRUPT,
     ),
 )
 
