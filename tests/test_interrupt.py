@@ -17,7 +17,16 @@ from typing import Any
 import anyio
 import pytest
 
-from drainmw.interrupt import chain, interrupt, is_waiting
+from drainmw.interrupt import (
+    LAYERS,
+    MOST,
+    chain,
+    frames,
+    held_tasks,
+    interrupt,
+    is_waiting,
+    reaches,
+)
 from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
@@ -495,3 +504,160 @@ async def test_the_chain_does_not_enter_another_task() -> None:
 
 def test_the_chain_of_nothing_is_empty() -> None:
     assert list(chain(None)) == []
+
+
+# What a coroutine has at hand
+
+
+async def test_frames_come_from_the_outermost_on() -> None:
+    async with waiting(wait := generators()):
+        names = [frame.f_code.co_name for frame in frames(wait)]
+        assert names == ["generators", "generator", "nothing", "wait"]
+
+
+async def test_a_coroutine_that_has_not_started_stands_at_its_beginning() -> None:
+    wait = nothing()
+    assert [frame.f_code.co_name for frame in frames(wait)] == ["nothing"]
+    wait.close()
+    assert list(frames(wait)) == []
+
+
+async def test_a_future_stands_nowhere() -> None:
+    assert list(frames(asyncio.get_running_loop().create_future())) == []
+
+
+Hold = Callable[[list[Any]], Any]
+
+
+async def held_by(hold: Hold, number: int = 2) -> bool:
+    """Whether so many tasks are found in what a coroutine's variable holds."""
+    tasks = [asyncio.create_task(nothing()) for _ in range(number)]
+
+    async def holds(held: Any) -> None:
+        await nothing()
+        del held
+
+    async with waiting(wait := holds(hold(tasks))):
+        found = list(held_tasks(next(frames(wait))))
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert set(found) in (set(), set(tasks))
+    assert len(found) == len(set(found))
+    return bool(found)
+
+
+@pytest.mark.parametrize("hold", [list, tuple, set, frozenset])
+async def test_tasks_are_found_in_a_small_collection(
+    hold: Hold,
+) -> None:
+    assert await held_by(hold)
+    assert await held_by(lambda tasks: hold([*tasks, None, 5]))
+    assert await held_by(hold, MOST)
+    assert not await held_by(hold, MOST + 1)
+
+
+async def test_a_task_is_found_alone() -> None:
+    assert await held_by(lambda tasks: tasks[0], 1)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda tasks: [tasks],
+        lambda tasks: dict(enumerate(tasks)),
+        lambda tasks: lambda: tasks,
+        lambda tasks: [task.get_coro() for task in tasks],
+    ],
+)
+async def test_a_task_is_not_looked_for_any_deeper(
+    hold: Hold,
+) -> None:
+    assert not await held_by(hold)
+
+
+Send = Callable[[str], None]
+
+
+def wrapped(send: Send, layers: int) -> Send:
+    """As middlewares do it, one around the other."""
+    for _ in range(layers):
+        send = wrapping(send)
+    return send
+
+
+def wrapping(send: Send) -> Send:
+    def wrapper(message: str) -> None:
+        send(message)
+
+    return wrapper
+
+
+async def has(send: Any) -> None:
+    await nothing()
+    del send
+
+
+async def has_below(send: Any) -> None:
+    below = has(send)
+    del send
+    await below
+
+
+async def encloses(send: Any) -> None:
+    async def inner() -> None:
+        await nothing()
+        send("")
+
+    await inner()
+
+
+def some_send(_message: str) -> None:
+    """The one that is looked for."""
+
+
+@pytest.mark.parametrize("how", [has, has_below, encloses])
+@pytest.mark.parametrize("layers", range(LAYERS + 1))
+async def test_a_coroutine_reaches_what_it_has_at_hand_or_wrapped(
+    how: Callable[[Any], Coroutine[Any, Any, None]], layers: int
+) -> None:
+    async with waiting(wait := how(wrapped(some_send, layers))):
+        assert reaches(wait, some_send)
+
+
+async def test_it_is_not_looked_for_any_deeper() -> None:
+    async with waiting(wait := has(wrapped(some_send, LAYERS + 1))):
+        assert not reaches(wait, some_send)
+
+
+def around_nothing() -> Send:
+    """A function around a variable without a value."""
+
+    def function(message: str) -> None:
+        later(message)
+
+    sends: list[Send] = []
+    for later in sends:
+        later("")
+    return function
+
+
+@pytest.mark.parametrize(
+    "held", [None, print, wrapped(print, 2), lambda: some_send, [some_send]]
+)
+async def test_what_only_looks_like_it_is_not_it(held: Any) -> None:
+    async with waiting(wait := has(held)):
+        assert not reaches(wait, some_send)
+
+
+async def test_a_variable_without_a_value_is_passed_over() -> None:
+    async with waiting(wait := has(around_nothing())):
+        assert not reaches(wait, some_send)
+
+
+async def test_a_function_around_itself_is_looked_into_so_far_and_no_further() -> None:
+    def again() -> None:
+        again()
+
+    async with waiting(wait := has(again)):
+        assert not reaches(wait, some_send)
