@@ -18,6 +18,9 @@ PROBLEM = "application/problem+json"  # RFC 9457
 EVENT_STREAM = "text/event-stream"
 CLOSE = (b"connection", b"close")
 SERVICE_RESTART = 1012  # RFC 6455 registry: the service is restarting
+TURNS_TO_CLOSE = 3
+"""Of the event loop, in which uvicorn's `websockets-sansio` closes a connection that
+was denied; it takes the app's return before that for an error of the app."""
 _DIGITS_MAXIMUM = 18  # of a Content-Length; no body is as long as that
 _PER_CONNECTION = frozenset((b"connection", b"keep-alive"))
 
@@ -158,6 +161,8 @@ class Refusal:
         start = {"type": "websocket.http.response.start", "status": 503}
         await send({**start, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
+        for _ in range(TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
 
     async def _event_stream(self, scope: Scope, send: Send, phase: str) -> None:
         """An empty stream: a browser's EventSource gives up upon anything but 200.

@@ -36,7 +36,7 @@ from drainmw.errors import Misuse, SettingsError
 from drainmw.log import logger
 from drainmw.middleware import DrainMiddleware, installed_drain
 from drainmw.release import Drain
-from drainmw.servelog import configure_logging, leave_out_refusals
+from drainmw.servelog import configure_logging
 from drainmw.settings import PREFIX, Settings
 from drainmw.stop import drained, end_within, final, handled_signals
 from drainmw.text import failure_text
@@ -132,7 +132,6 @@ def load(options: Options) -> tuple[ASGIApp, Drain]:
     if drain is None:
         drain = Drain(app=options.app)
         app = DrainMiddleware(app, drain)
-    leave_out_refusals(drain.begun.is_set)
     return app, drain
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -38,20 +37,6 @@ def configure_logging() -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn.error").addFilter(_is_no_access)
-
-
-def leave_out_refusals(is_draining: Callable[[], bool]) -> None:
-    """Do not log refused handshakes as errors of the app.
-
-    uvicorn's default implementation of WebSockets, up to 0.54 at least, takes a
-    complete denial response for none at all.
-    """
-
-    def is_news(record: logging.LogRecord) -> bool:
-        text = str(record.msg)
-        return not (text.endswith("completing handshake.") and is_draining())
-
-    logging.getLogger("uvicorn.error").addFilter(is_news)
 
 
 def _is_no_access(record: logging.LogRecord) -> bool:
