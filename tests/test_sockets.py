@@ -9,7 +9,16 @@ from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect
 
 from drainmw.errors import ConnectionClosed
-from drainmw.sockets import CLOSING, LEAVING, OPEN, OPENING, OVER, Socket
+from drainmw.exchange import ticket_factory
+from drainmw.sockets import (
+    CLOSING,
+    HEARD_WITHIN,
+    LEAVING,
+    OPEN,
+    OPENING,
+    OVER,
+    Socket,
+)
 from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
@@ -311,12 +320,32 @@ async def closed() -> Server:
 
 @pytest.mark.parametrize("kind", ["websocket.send", "websocket.accept"])
 async def test_a_later_send_ends_in_the_error_of_the_specification(kind: str) -> None:
-    """S7: an `OSError`."""
+    """S7: an `OSError`, at once in the task that was told."""
     server = await closed()
+    await server.socket.receive()
     with pytest.raises(ConnectionClosed) as raised:
         await server.socket.pass_on({"type": kind})
     assert isinstance(raised.value, OSError)
     assert len(server.sent) == 2
+
+
+async def test_a_task_that_cannot_know_yet_sends_into_the_void_for_a_moment() -> None:
+    """An error would end it before the disconnect is read; then it is an error."""
+    server = await closed()
+    server.socket._closed_at -= HEARD_WITHIN - 0.1
+    await server.socket.pass_on(ANSWER)
+    assert len(server.sent) == 2
+    server.socket._closed_at -= 0.1
+    with pytest.raises(ConnectionClosed):
+        await server.socket.pass_on(ANSWER)
+
+
+async def test_the_ends_of_an_app_are_taken_for_coroutine_functions() -> None:
+    """asgiref asks before it calls a `send` from a thread."""
+    socket = Server().socket
+    assert asyncio.iscoroutinefunction(socket.pass_on)
+    assert asyncio.iscoroutinefunction(socket.receive)
+    assert asyncio.iscoroutinefunction(ticket_factory([0])().sender)
 
 
 async def test_a_later_close_of_the_app_is_ignored() -> None:

@@ -19,7 +19,7 @@ from starlette.types import Message, Send
 
 from drainmw.answers import last_answer
 from drainmw.core.ledger import GateByte, Ticket
-from drainmw.interrupt import frames, held_tasks, reaches
+from drainmw.interrupt import frames, held_tasks, reaches, returns_coroutine
 from drainmw.log import logger
 from drainmw.text import failure_text
 
@@ -171,6 +171,7 @@ def ticket_factory(gate: GateByte) -> Factory:
             super().__init__()
             self.sender = self._pass_on
 
+        @returns_coroutine
         def _pass_on(self, message: Message) -> Awaitable[None]:
             if gate[0]:
                 message = self._late(message)

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import gc
 import inspect
-from collections.abc import Awaitable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 MOST = 16  # members of a collection that is looked into
 LAYERS = 3  # functions around a function that are looked into
@@ -27,6 +28,20 @@ _OPAQUE = frozenset(
     )
 )
 """The interpreter's own, which do not show what they stand before."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def returns_coroutine(function: F) -> F:
+    """Mark a plain function as what it is to those who ask before they call it.
+
+    asgiref does, before it calls a `send` from a thread.
+    """
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(function)
+    vars(function)["_is_coroutine"] = vars(asyncio.coroutines)["_is_coroutine"]
+    return function
 
 
 def is_waiting(awaitable: Any) -> bool:

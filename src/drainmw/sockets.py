@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 from drainmw.core.ledger import Ticket
 from drainmw.errors import ConnectionClosed
 from drainmw.flag import running_loop
-from drainmw.interrupt import interrupt, is_waiting
+from drainmw.interrupt import interrupt, is_waiting, returns_coroutine
 from drainmw.log import logger
 from drainmw.text import failure_text
 
@@ -35,6 +35,7 @@ OVER = 4
 """The app has closed it, or has returned."""
 
 FALLBACK_CODE = 4012  # where a server refuses 1012; of the range for private use
+HEARD_WITHIN = 0.5  # seconds in which an app hears of a close in each of its tasks
 HANDED_OVER = 0.05  # seconds in which a server takes a close frame, if it can
 PAUSE = 0.01  # seconds between two looks at a send, or at somebody who is told again
 
@@ -43,14 +44,15 @@ class Socket(Ticket):
     """The ticket of one WebSocket. All of it belongs to one event loop."""
 
     __slots__ = (
+        "_closed_at",
         "_closer",
         "_code",
         "_interrupted",
         "_is_late",
-        "_is_told",
         "_reason",
         "_receive",
         "_sending",
+        "_told",
         "_waiting",
         "closing",
         "loop",
@@ -68,7 +70,8 @@ class Socket(Ticket):
         self._sending: Any = None
         self._closer: Callable[[Socket], None] | None = None
         self._is_late = False
-        self._is_told = False
+        self._told: asyncio.Task[Any] | None = None
+        self._closed_at = 0.0
         self._interrupted = False
         self._code = 1012
         self._reason = ""
@@ -96,10 +99,11 @@ class Socket(Ticket):
             self.close()
         if self.state != CLOSING:
             return await receive()
-        if self._is_told:  # an app that does not listen must not keep the loop
+        if self._told:  # an app that does not listen must not keep the loop
             await asyncio.sleep(PAUSE)
         return self._disconnect()
 
+    @returns_coroutine
     def pass_on(self, message: Message) -> Awaitable[None]:
         """The `send` of the app."""
         send: Send = self.send
@@ -111,9 +115,9 @@ class Socket(Ticket):
     async def _send_late(self, message: Message, send: Send) -> None:
         kind = message["type"]
         if self.state == CLOSING:
-            if kind == "websocket.close":  # it is being closed as it is
-                return
             await asyncio.sleep(0)  # likewise
+            if kind == "websocket.close" or self._may_not_know():
+                return
             raise ConnectionClosed
         if kind == "websocket.accept" and self.state == OPENING:
             self.state = OPEN if self._closer is None else LEAVING
@@ -124,8 +128,19 @@ class Socket(Ticket):
         if self._is_late:
             self.close()
 
+    def _may_not_know(self) -> bool:
+        """Whether a task sends that has not had the time to hear of the close.
+
+        An error would end it before whoever reads the disconnect can do so in
+        order. What is sent now reaches nobody, on no server.
+        """
+        if asyncio.current_task() is self._told:
+            return False
+        now = asyncio.get_running_loop().time()
+        return now < self._closed_at + HEARD_WITHIN
+
     def _disconnect(self) -> Message:
-        self._is_told = True
+        self._told = asyncio.current_task()
         return {
             "type": "websocket.disconnect",
             "code": self._code,
@@ -163,6 +178,7 @@ class Socket(Ticket):
         self._is_late = True
         if self.state == LEAVING and self._closer is not None:
             self.state = CLOSING
+            self._closed_at = asyncio.get_running_loop().time()
             self._closer(self)
 
     def stay(self) -> None:
