@@ -55,6 +55,10 @@ class Connection:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; a second time changes nothing."""
         self._socket.close()
 
     def send(self, data: bytes) -> None:
