@@ -1,6 +1,6 @@
 """Every benchmark in its quick form, or one of them with its own options.
 
-scripts/bench [overhead|instructions|idle|memory|messages|workers [OPTIONS]]
+scripts/bench [overhead|instructions|idle|memory|messages|sockets|workers [OPTIONS]]
 """
 
 from __future__ import annotations
@@ -8,7 +8,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("overhead", "instructions", "idle", "memory", "messages", "workers")
+NAMES = (
+    "overhead",
+    "instructions",
+    "idle",
+    "memory",
+    "messages",
+    "sockets",
+    "workers",
+)
 
 
 def main(arguments: list[str]) -> int:
