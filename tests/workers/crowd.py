@@ -171,6 +171,7 @@ def crowd(
     *,
     whole: bool = True,
     group: str = "all",
+    app: str = APP,
 ) -> Iterator[Crowd]:
     """Run that server, until all workers have come up if it is to be `whole`.
 
@@ -179,7 +180,7 @@ def crowd(
     with running(
         crew.kind,
         folder,
-        app=APP,
+        app=app,
         DRAINMW_RUNTIME_DIR=str(runtime),
         DRAINMW_GROUP=group,
     ) as server:
