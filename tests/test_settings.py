@@ -51,6 +51,7 @@ GOOD: dict[str, list[Any]] = {
     "response_policy": ["finish", "end"],
     "policies": [
         *("/a finish", "/a finish; /b/* close 5", "/a end 0.5\n/* finish\n", ""),
+        *("/café finish", "/* end", "/b* end"),
         *("/a\tclose\t5", "/a  close  5;;", " /a close 0\r\n"),
         *({"/a": "close"}, {"/a": Policy("end", grace=0)}, [("/a", "finish")], ()),
     ],
@@ -114,8 +115,9 @@ BAD: dict[str, list[Any]] = {
     "policies": [
         *("/a", "a finish", "/a stop", "/a close -1", "/a close soon", "/a end 601"),
         *({"/a": 5}, {"/a": None}, {5: "finish"}, {"/a b": "finish"}, 5, ["/a"]),
+        *("/a/*/b finish", "/caf%C3%A9 finish", "/a?b finish", "/a#b end"),
         *("/a finish 1 2", "/a close nan", [("/a", "close", 1)]),
-        *("/a finish; /b", "/a finish\n/b stop", "/é finish", {"/a": ("close", 5)}),
+        *("/a finish; /b", "/a finish\n/b stop", "/é* x finish", {"/a": ("close", 5)}),
         *({"/a": ""}, {"/a": True}, {"/a": b"close"}, {"": "close"}, {"/a"}),
     ],
     "close_window": [-1, 601, "soon"],
@@ -346,8 +348,8 @@ def test_a_bad_line_of_policies_is_told_how_one_is_written(text: str) -> None:
         load({"DRAINMW_POLICIES": text})
     assert str(refused.value) == (
         'DRAINMW_POLICIES must be lines of "PATH POLICY [GRACE]", or a mapping of '
-        'paths to policies: a path such as "/chat" or "/chat/*", a policy of finish, '
-        "close and end, a grace in seconds from 0 to 600"
+        'paths to policies: a path such as "/chat" or "/chat/*", decoded, a policy of '
+        "finish, close and end, a grace in seconds from 0 to 600"
     )
 
 

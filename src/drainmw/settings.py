@@ -132,7 +132,8 @@ def _route(pair: object) -> tuple[str, Policy]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise ValueError("not a route and its policy")
     path, policy = pair
-    if not isinstance(path, str) or not re.fullmatch(r"/[!-~]*", path):
+    # As an app sees it: decoded, and without a query.
+    if not isinstance(path, str) or not re.fullmatch(r"/[^\s*%?#]*\*?", path):
         raise ValueError("not a path")
     try:
         return path, normal(policy)
@@ -180,7 +181,7 @@ RIGHT_FORM = {
     "event_stream_policy": "end or finish",
     "response_policy": "finish or end",
     "policies": 'lines of "PATH POLICY [GRACE]", or a mapping of paths to policies: '
-    'a path such as "/chat" or "/chat/*", a policy of finish, close and end, '
+    'a path such as "/chat" or "/chat/*", decoded, a policy of finish, close and end, '
     "a grace in seconds from 0 to 600",
     "close_window": "a number of seconds from 0 to 600",
     "close_notice": "a number of seconds from 0 to 600",
