@@ -283,7 +283,8 @@ class Scene:
         scope = make(path, kind=kind)
         call: Any = self.middleware(scope, _connect, self.send)
         try:
-            call.send(None)
+            while call.send(None) is None:  # a turn of the loop, in which nobody acts
+                pass
         except StopIteration:
             return
         raise AssertionError("a greenlet waits by switching, never by awaiting")
