@@ -30,7 +30,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from heapq import nsmallest
-from itertools import count
+from itertools import count, islice
 from typing import Any, Literal, Protocol, TypeVar
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -222,8 +222,8 @@ class Ledger:
     def oldest(self, most: int) -> list[tuple[Kind, Ticket]]:
         """The tickets in flight that started first."""
         running: list[tuple[Kind, Ticket]] = [("http", t) for t in list(self.pool)]
-        for kind, tickets in self.entered.items():
-            running += [(kind, ticket) for ticket in list(tickets)]
+        for kind, tickets in self.entered.items():  # in the order they came
+            running += [(kind, ticket) for ticket in list(islice(tickets, most))]
         seen = [entry for entry in running if entry[1].scope is not None]
         return nsmallest(most, seen, key=lambda entry: entry[1].started)
 
