@@ -12,8 +12,9 @@ import contextlib
 import gc
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from types import FrameType, FunctionType
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 MOST = 16  # members of a collection that is looked into
@@ -36,12 +37,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 def returns_coroutine(function: F) -> F:
     """Mark a plain function as what it is to those who ask before they call it.
 
-    asgiref does, before it calls a `send` from a thread.
+    asgiref does, before it calls a `send` from a thread. The mark is the same
+    dictionary for all, since some functions are made for each connection.
     """
-    if sys.version_info >= (3, 12):
-        return inspect.markcoroutinefunction(function)
-    vars(function)["_is_coroutine"] = vars(asyncio.coroutines)["_is_coroutine"]
+    function.__dict__ = _MARK
     return function
+
+
+def _marked() -> dict[str, Any]:
+    def example() -> None:
+        """Takes the mark."""
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(example)
+    else:
+        vars(example)["_is_coroutine"] = vars(asyncio.coroutines)["_is_coroutine"]
+    return vars(example)
+
+
+_MARK = _marked()
 
 
 def is_waiting(awaitable: Any) -> bool:
@@ -105,6 +119,44 @@ def _enclosed(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not assigned yet
             yield cell.cell_contents
+
+
+def calls_of(function: Any) -> list[Coroutine[Any, Any, Any]]:
+    """The calls of a coroutine function that somebody in this loop waits for.
+
+    One of a server that is not written in Python cannot be seen.
+    """
+    code, bound = _unbound(function)
+    if code is None:
+        return []
+    return [
+        link
+        for task in asyncio.all_tasks()
+        for link in chain(task.get_coro())
+        if getattr(link, "cr_code", None) is code and _has(link.cr_frame, bound)
+    ]
+
+
+def _unbound(function: Any) -> tuple[CodeType | None, list[object]]:
+    """The code of a function, and what it is bound to."""
+    bound: list[object] = []
+    while not isinstance(function, FunctionType):
+        if isinstance(function, MethodType):
+            bound.append(function.__self__)
+            function = function.__func__
+        elif isinstance(function, partial):
+            bound += function.args
+            function = function.func
+        else:
+            return None, []
+    return function.__code__, [*bound, *_enclosed(function)]
+
+
+def _has(frame: FrameType | None, objects: list[object]) -> bool:
+    if frame is None:
+        return False
+    values = list(frame.f_locals.values())
+    return all(any(value is each for value in values) for each in objects)
 
 
 def chain(awaitable: Any) -> Iterator[Any]:

@@ -106,7 +106,20 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
                 drain.join()
             if scope["type"] != "websocket":
                 return await other(scope, receive, send)
-            return await other.websocket(scope, receive, send)
+            socket = other.admit_websocket(scope)
+            if socket is None:
+                return await other.refuse_websocket(scope, receive, send)
+            try:
+                return await app(scope, *socket.open(receive, send))
+            except BaseException as exc:
+                if not socket.explains(exc):
+                    raise
+                return None
+            finally:
+                try:
+                    await socket.end()
+                finally:
+                    ledger.release(socket)
         if gate[0]:
             ledger.put_back(ticket)
             return await other(scope, receive, send)
@@ -225,24 +238,16 @@ class _Other:
             finally:
                 self._ledger.release(ticket)
 
-    async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a WebSocket in, or refuse its handshake: then the app is not called."""
-        ticket = self._admit("websocket", scope, Socket)
-        if ticket is None:
-            self._ledger.refuse(self._drain.clock())
-            await self._refusal.websocket(scope, receive, send, phase=self._phase())
-            return
-        ticket.open(receive, send)
-        try:
-            await self._app(scope, ticket.receive, ticket.pass_on)
-        except BaseException as exc:
-            if not ticket.explains(exc):
-                raise
-        finally:
-            try:
-                await ticket.end()
-            finally:
-                self._ledger.release(ticket)
+    def admit_websocket(self, scope: Scope) -> Socket | None:
+        """A ticket, where it is let in."""
+        return self._admit("websocket", scope, Socket)
+
+    async def refuse_websocket(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Refuse a handshake; the app is not called."""
+        self._ledger.refuse(self._drain.clock())
+        await self._refusal.websocket(scope, receive, send, phase=self._phase())
 
     # Admission
 

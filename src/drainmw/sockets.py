@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine
+from types import CellType, FunctionType
 from typing import Any
 
 from starlette.types import Message, Receive, Send
@@ -19,7 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 from drainmw.core.ledger import Ticket
 from drainmw.errors import ConnectionClosed
 from drainmw.flag import running_loop
-from drainmw.interrupt import interrupt, is_waiting, returns_coroutine
+from drainmw.interrupt import calls_of, interrupt, is_waiting, returns_coroutine
 from drainmw.log import logger
 from drainmw.text import failure_text
 
@@ -37,7 +38,7 @@ OVER = 4
 FALLBACK_CODE = 4012  # where a server refuses 1012; of the range for private use
 HEARD_WITHIN = 0.5  # seconds in which an app hears of a close in each of its tasks
 HANDED_OVER = 0.05  # seconds in which a server takes a close frame, if it can
-PAUSE = 0.01  # seconds between two looks at a send, or at somebody who is told again
+PAUSE = 0.01  # seconds before an app is told again
 
 
 class Socket(Ticket):
@@ -51,9 +52,9 @@ class Socket(Ticket):
         "_is_late",
         "_reason",
         "_receive",
-        "_sending",
+        "_receive_for_app",
+        "_send_for_app",
         "_told",
-        "_waiting",
         "closing",
         "loop",
         "state",
@@ -66,8 +67,8 @@ class Socket(Ticket):
         """Sends the close; the app's call is not over before it is."""
         self.loop = running_loop()
         self._receive: Any = None
-        self._waiting: Any = None
-        self._sending: Any = None
+        self._receive_for_app: Any = None
+        self._send_for_app: Any = None
         self._closer: Callable[[Socket], None] | None = None
         self._is_late = False
         self._told: asyncio.Task[Any] | None = None
@@ -76,43 +77,60 @@ class Socket(Ticket):
         self._code = 1012
         self._reason = ""
 
-    def open(self, receive: Receive, send: Send) -> None:
-        """Take the server's two ends."""
+    def open(
+        self, receive: Receive, send: Send
+    ) -> tuple[Receive, Callable[[Message], Awaitable[None]]]:
+        """Take the server's two ends; gives those for the app.
+
+        These are closures, in which a message costs least. What they call is in
+        cells of theirs, which are changed when something is no longer as usual.
+        """
         self._receive = receive
         self.send = send
+        send_now: Send = self._send_late  # until it is accepted
+        waiting: Awaitable[Message] | None = None
 
-    # What the app is given
-
-    async def receive(self) -> Message:
-        """The next message of the client, or the disconnect of our close."""
-        # CPython 3.11 has no fast way to a call of a slot, but to one of a local.
-        receive: Receive = self._receive
-        if not self.state:
-            self._waiting = waiting = receive()
+        async def receive_for_app() -> Message:
+            nonlocal waiting
+            waiting = call = receive()
             try:
-                return await waiting
+                return await call
             except CancelledError:
                 if self._was_interrupted():
                     return self._disconnect()
                 raise
+
+        @returns_coroutine
+        def send_for_app(message: Message) -> Awaitable[None]:
+            return send_now(message)
+
+        self._receive_for_app = receive_for_app
+        self._send_for_app = send_for_app
+        return receive_for_app, send_for_app
+
+    def _turn(self, state: int) -> None:
+        """Take a new state, and let the app's ends call what belongs to it."""
+        self.state = state
+        is_leaving = state in (LEAVING, CLOSING)
+        _cell(self._receive_for_app, "receive").cell_contents = (
+            self._receive_late if is_leaving else self._receive
+        )
+        _cell(self._send_for_app, "send_now").cell_contents = (
+            self._send_late if is_leaving else self.send
+        )
+
+    async def _receive_late(self) -> Message:
+        """For an app that comes back while it is to leave, or has been closed."""
         if self.state == LEAVING:
             self.close()
         if self.state != CLOSING:
+            receive: Receive = self._receive
             return await receive()
         if self._told:  # an app that does not listen must not keep the loop
             await asyncio.sleep(PAUSE)
         return self._disconnect()
 
-    @returns_coroutine
-    def pass_on(self, message: Message) -> Awaitable[None]:
-        """The `send` of the app."""
-        send: Send = self.send
-        if not self.state:
-            self._sending = sending = send(message)
-            return sending
-        return self._send_late(message, send)
-
-    async def _send_late(self, message: Message, send: Send) -> None:
+    async def _send_late(self, message: Message) -> None:
         kind = message["type"]
         if self.state == CLOSING:
             await asyncio.sleep(0)  # likewise
@@ -120,11 +138,10 @@ class Socket(Ticket):
                 return
             raise ConnectionClosed
         if kind == "websocket.accept" and self.state == OPENING:
-            self.state = OPEN if self._closer is None else LEAVING
+            self._turn(OPEN if self._closer is None else LEAVING)
         elif kind != "websocket.send":
-            self.state = OVER
-        self._sending = sending = send(message)
-        await sending
+            self._turn(OVER)
+        await self.send(message)
         if self._is_late:
             self.close()
 
@@ -157,7 +174,8 @@ class Socket(Ticket):
     @property
     def is_idle(self) -> bool:
         """The app waits for the next message of the client."""
-        return is_waiting(self._waiting)
+        waiting = _cell(self._receive_for_app, "waiting")
+        return is_waiting(waiting.cell_contents)
 
     def leave(self, closer: Callable[[Socket], None]) -> None:
         """Close it by calling `closer` once, now if it is idle or as soon as it is."""
@@ -165,7 +183,7 @@ class Socket(Ticket):
             return
         self._closer = closer
         if self.state == OPEN:
-            self.state = LEAVING
+            self._turn(LEAVING)
             if self.is_idle:
                 self.close()
 
@@ -177,7 +195,7 @@ class Socket(Ticket):
         """
         self._is_late = True
         if self.state == LEAVING and self._closer is not None:
-            self.state = CLOSING
+            self._turn(CLOSING)
             self._closed_at = asyncio.get_running_loop().time()
             self._closer(self)
 
@@ -186,7 +204,7 @@ class Socket(Ticket):
         self._closer = None
         self._is_late = False
         if self.state == LEAVING:
-            self.state = OPEN
+            self._turn(OPEN)
 
     def send_close(
         self, code: int, reason: str, within: float
@@ -204,15 +222,11 @@ class Socket(Ticket):
         handle = None
         try:
             async with asyncio.timeout(within):
-                # Two sends at once are an error on some servers.
-                while is_waiting(self._sending):  # noqa: ASYNC110 no server tells when a send of the app has returned
-                    await asyncio.sleep(PAUSE)
                 handle = wake(HANDED_OVER, self._wake)
                 await self._send_either()
             return True
         except TimeoutError:
-            self._interrupted = True
-            interrupt(self._sending)
+            self._let_out()
             return False
         finally:
             if handle is not None:
@@ -237,7 +251,16 @@ class Socket(Ticket):
     def _wake(self) -> None:
         """End the app's wait for a message of the client."""
         self._interrupted = True
-        interrupt(self._waiting)
+        interrupt(_cell(self._receive_for_app, "waiting").cell_contents)
+
+    def _let_out(self) -> None:
+        """End a send of the app that waits for the client, whichever task is in it.
+
+        Nothing is noted of sends, since that would cost more than the rest of one.
+        """
+        self._interrupted = True
+        for call in calls_of(self.send):
+            interrupt(call)
 
     # How the app's call ends
 
@@ -255,7 +278,12 @@ class Socket(Ticket):
         """Wait for our close; then nothing is sent any more."""
         if self.closing is not None:
             await asyncio.wait((self.closing,))
-        self.state = OVER
+        self._turn(OVER)
+
+
+def _cell(function: FunctionType, name: str) -> CellType:
+    cells = function.__closure__ or ()
+    return cells[function.__code__.co_freevars.index(name)]
 
 
 def _stems_from_us(exc: BaseException | None) -> bool:

@@ -68,7 +68,7 @@ class Walker:
         self._last_moment = run.deadline - margin(self._timeout)
         self._schedule = Schedule()
         self._added = Pulse()
-        self._sockets: list[Socket] = []
+        self._sockets: dict[Socket, None] = {}
         self._let_in: set[Ticket] = set()
         self._tasks: dict[Ticket, asyncio.Task[Any]] = {}
         self._held: list[Any] = []
@@ -95,7 +95,7 @@ class Walker:
         """One that `admit` has let in: it may finish here until time runs out."""
         self._let_in.add(ticket)
         if isinstance(ticket, Socket):
-            self._sockets.append(ticket)
+            self._sockets[ticket] = None
             if not self._policies.of_websocket(ticket.scope).waits:
                 self._add(self._last_moment, self._close, ticket)
 
@@ -127,7 +127,7 @@ class Walker:
             await _give_way(count)
 
     def _add_socket(self, socket: Socket, timing: Timing, place: float) -> None:
-        self._sockets.append(socket)
+        self._sockets[socket] = None
         moment = self._run.begun_at + place * timing.window
         self._add(moment + timing.notice, self._leave, socket)
         self._add(moment + max(timing.notice, timing.grace), self._close, socket)
@@ -227,6 +227,7 @@ class Walker:
         closing.add_done_callback(partial(self._noted, socket))
 
     def _noted(self, socket: Socket, closing: asyncio.Task[bool]) -> None:
+        self._sockets.pop(socket, None)
         if closing.cancelled() or closing.exception() is not None:
             return
         self._done["websockets"] += 1
