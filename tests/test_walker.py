@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -338,6 +339,46 @@ async def test_the_task_of_the_server_is_as_it_was_afterwards() -> None:
         await release.client.begin()
         await call.wait()
     assert after == [0]
+
+
+@pytest.mark.parametrize("how", ["resume", "deadline"])
+async def test_one_that_takes_longer_to_clean_up_than_the_drain_is_completed(
+    how: str,
+) -> None:
+    """Whoever ended it is gone by then; and its ticket is nobody else's."""
+    may_end = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if may_end.is_set():
+            raise RuntimeError("the next request fails")
+        try:
+            await Streaming()(scope, receive, send)
+        finally:
+            await may_end.wait()
+
+    release = Release(app, **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin(timeoutMs=100)
+        await asyncio.sleep(0.02)
+        if how == "deadline":
+            assert await drained(release) == "failed"
+        await release.client.resume()
+        await calm()
+        gc.collect()
+        may_end.set()
+        assert await call.receive_output() == FINAL
+        await call.wait()
+    async with release.call() as call:
+        with pytest.raises(RuntimeError):
+            await call.wait()
+
+
+async def test_a_drain_that_the_app_begins_by_itself_ends_its_streams() -> None:
+    """Also where no lifespan and no control request came by before."""
+    release = Release(Streaming(), **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.drain.begin(begin_request())
+        assert await call.receive_output() == FINAL
 
 
 async def test_a_server_that_cancels_too_is_obeyed() -> None:

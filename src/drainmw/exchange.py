@@ -34,12 +34,15 @@ class Exchange(Ticket):
     """The ticket of one HTTP request.
 
     Its `sender` is what the app gets as `send`. The one who ends a response
-    holds the `sender` from before on, so that the ticket is not recycled.
+    holds the `sender` from before on, so that the ticket is not recycled; from
+    then on the ticket holds it itself, as whoever ends it may be gone before the
+    app is.
     """
 
     __slots__ = (
         "_cancels",
         "_insisting",
+        "_pinned",
         "_senders",
         "_within",
         "is_ended",
@@ -58,6 +61,7 @@ class Exchange(Ticket):
         self._cancels = 0
         self._senders: list[asyncio.Task[Any]] = []
         self._insisting: asyncio.TimerHandle | None = None
+        self._pinned: Any = None
 
     # What the response is
 
@@ -93,6 +97,7 @@ class Exchange(Ticket):
         cancelled first: a call that is cancelled while it waits leaves it running.
         """
         self.is_ended = True
+        self._pinned = self.sender
         self._within = within
         self._senders = list(self._sending_for(task))
         for sender in self._senders:
