@@ -478,7 +478,8 @@ class Drain:
         self._at_home(course.start)
         sockets = list(self.ledger.entered["websocket"])
         loops = {s.loop for s in sockets if isinstance(s, Socket) and s.loop}
-        self.walkers.begin(run, loops)
+        here = running_loop()  # an app that begins by itself may be all it has seen
+        self.walkers.begin(run, loops | {here} if here else loops)
 
     def _leave(self, course: Course) -> None:
         """A resume: everything here opens again."""
