@@ -397,6 +397,41 @@ async def test_a_server_that_cancels_too_is_obeyed() -> None:
     assert await drained(release) == "drained"
 
 
+@pytest.mark.parametrize("in_a_task", [True, False])
+async def test_a_timeout_around_the_app_finds_its_own_cancel_alone(
+    in_a_task: bool,
+) -> None:
+    """What follows in that task is not reached by ours, then or later."""
+    stream = Streaming()
+    did: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def write() -> None:
+            try:
+                await stream(scope, receive, send)
+            finally:
+                await asyncio.sleep(0.3)
+
+        await (asyncio.wait([asyncio.create_task(write())]) if in_a_task else write())
+
+    release = Release(app, **AT_ONCE)
+
+    async def server(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(0.1):
+                await release.app(scope, receive, send)
+        except TimeoutError:
+            did.append("timed out")
+        await asyncio.sleep(0.3)
+        did.append("went on")
+
+    async with AsgiDriver(server, http_scope()) as call:
+        await calm()
+        await release.client.begin()
+        await call.wait()
+    assert did == ["timed out", "went on"]
+
+
 async def _never() -> Message:
     raise AssertionError("it does not listen")
 

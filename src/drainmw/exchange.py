@@ -128,15 +128,13 @@ class Exchange(Ticket):
         else:
             task = asyncio.current_task()
             self.is_ended = task is not None and task.cancelling() <= self._cancels
+            if not self.is_ended:
+                self._take_back()
         return self.is_ended
 
     async def complete(self) -> None:
         """Send what is missing of the response; for the task that was cancelled."""
-        if self._insisting is not None:
-            self._insisting.cancel()
-        task = asyncio.current_task()
-        if task is not None and self._cancels:
-            task.uncancel()
+        self._take_back()
         if self._senders:  # whose work is not over before they are
             await asyncio.wait(self._senders)
         if self.is_complete:
@@ -148,6 +146,14 @@ class Exchange(Ticket):
                     await self.send(NO_TRAILERS)
         except Exception as exc:  # the client reads nothing, or has gone
             logger().debug("stream not completed", error=failure_text(exc))
+
+    def _take_back(self) -> None:
+        """Leave the task as if it had not been cancelled by us, nor ever will be."""
+        if self._insisting is not None:
+            self._insisting.cancel()
+        task = asyncio.current_task()
+        if task is not None and self._cancels:
+            task.uncancel()
 
 
 class Factory(Protocol):
