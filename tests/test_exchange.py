@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from drainmw.core.drain import Gate
-from drainmw.exchange import Exchange, runs_exchanges, tasks, ticket_factory
+from drainmw.exchange import Exchange, runs_exchanges, ticket_factory, tickets
 from drainmw.testing import http_scope
 from tests.rig import headers_of
 
@@ -179,7 +179,7 @@ async def test_the_task_of_a_call_is_found_wherever_it_waits() -> None:
     outer = asyncio.create_task(layer())
     for _ in range(3):
         await asyncio.sleep(0)
-    found = dict(tasks(asyncio.get_running_loop()))
+    found = {each: task for task in asyncio.all_tasks() for each in tickets(task)}
     assert ticket in found
     found[ticket].cancel()
     with pytest.raises(asyncio.CancelledError):

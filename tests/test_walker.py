@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from drainmw import Policy
 from drainmw.core.drain import Run
 from drainmw.core.ledger import Ledger
-from drainmw.exchange import Exchange
+from drainmw.exchange import Exchange, tickets
 from drainmw.settings import load
 from drainmw.sockets import Socket
 from drainmw.testing import AsgiDriver, ManualClock, http_scope, websocket_scope
@@ -673,6 +674,44 @@ def a_walker(run: Run, **settings: Any) -> Walker:
     return Walker(
         run, load({}, **settings), ledger, clock=ManualClock(), chance=Random(1)
     )
+
+
+@pytest.mark.parametrize("starts_late", [False, True])
+async def test_the_loop_is_not_kept_while_the_task_of_one_stream_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, starts_late: bool
+) -> None:
+    """Among those of thousands of WebSockets."""
+    looked: list[int] = [0]
+    turns: list[int] = []
+
+    def counted(task: Any) -> Any:
+        looked[0] += 1
+        return tickets(task)
+
+    async def turn() -> None:
+        while True:
+            turns.append(looked[0])
+            await asyncio.sleep(0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if starts_late:
+            await release.drain.begun
+        await Streaming()(scope, receive, send)
+
+    monkeypatch.setattr("drainmw.walker.tickets", counted)
+    release = Release(app, **AT_ONCE)
+    others = [asyncio.create_task(asyncio.Event().wait()) for _ in range(500)]
+    turning = asyncio.create_task(turn())
+    async with release.call() as call:
+        await calm()
+        await release.client.begin()
+        await call.wait()
+    turning.cancel()
+    for other in others:
+        other.cancel()
+    steps = [after - before for before, after in itertools.pairwise(turns)]
+    assert sum(steps) >= 500
+    assert max(steps) <= CHUNK
 
 
 async def test_the_connections_of_another_loop_are_closed_in_it() -> None:

@@ -231,13 +231,12 @@ def runs_exchanges(function: C) -> C:
     return function
 
 
-def tasks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Any, asyncio.Task[Any]]]:
-    """The tickets whose apps run in that loop, each with the task it runs in.
+def tickets(task: asyncio.Task[Any]) -> Iterator[Any]:
+    """Of the apps that run in that task.
 
     Looked up where a response has to be ended, since to note the task costs
     more than all else that a request costs here.
     """
-    for task in asyncio.all_tasks(loop):
-        for frame in frames(task.get_coro()):
-            if frame.f_code in _codes:
-                yield frame.f_locals.get("ticket"), task
+    for frame in frames(task.get_coro()):
+        if frame.f_code in _codes:
+            yield frame.f_locals.get("ticket")

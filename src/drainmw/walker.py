@@ -28,7 +28,7 @@ from drainmw.core.spread import (
     places,
     window_for,
 )
-from drainmw.exchange import Exchange, tasks
+from drainmw.exchange import Exchange, tickets
 from drainmw.flag import Pulse, running_loop
 from drainmw.log import logger
 from drainmw.policies import Policies
@@ -71,6 +71,8 @@ class Walker:
         self._sockets: dict[Socket, None] = {}
         self._let_in: set[Ticket] = set()
         self._tasks: dict[Ticket, asyncio.Task[Any]] = {}
+        self._sought: list[Exchange] = []
+        """To be ended, once its task is known."""
         self._held: list[Any] = []
         """The senders of responses in flight: so none of them is recycled."""
         self._walk: asyncio.Task[None] | None = None
@@ -159,7 +161,7 @@ class Walker:
     async def _leaving_responses(self) -> list[tuple[Exchange, Policy]]:
         if not any(exchange.can_end for exchange in self._in_flight()):
             return []  # those that start later are told of
-        self._look_up_tasks()
+        await self._look_up_tasks()
         found: list[tuple[Exchange, Policy]] = []
         for count, exchange in enumerate(list(self._in_flight())):
             if exchange in self._tasks and exchange not in self._let_in:
@@ -184,9 +186,11 @@ class Walker:
             exchange.scope, is_event_stream=exchange.is_event_stream
         )
 
-    def _look_up_tasks(self) -> None:
-        for ticket, task in tasks(asyncio.get_running_loop()):
-            self._tasks[ticket] = task
+    async def _look_up_tasks(self) -> None:
+        for count, task in enumerate(asyncio.all_tasks()):
+            for ticket in tickets(task):
+                self._tasks[ticket] = task
+            await _give_way(count)
 
     # The walk
 
@@ -196,6 +200,8 @@ class Walker:
             beats = self._added.count
             for act in self._schedule.due(self._clock(), CHUNK):
                 self._carry_out(act)
+            if self._sought:
+                await self._end_sought()
             await asyncio.sleep(TICK)  # what else is due by then goes with it
             pause = self._schedule.pause(self._clock())
             with contextlib.suppress(TimeoutError):
@@ -241,15 +247,23 @@ class Walker:
             return
         if not self._ledger.runs(exchange):
             return
-        if exchange not in self._tasks:
-            self._look_up_tasks()
         task = self._tasks.get(exchange)
         if task is None:
-            path = shown_path(exchange.scope["path"])
-            logger().warning("stream not ended", path=path, reason="no task")
+            self._sought.append(exchange)
             return
         exchange.end(task, self._patience())
         self._done["streams"] += 1
+
+    async def _end_sought(self) -> None:
+        """Look for the tasks of all that have come since we last did."""
+        sought, self._sought = self._sought, []
+        await self._look_up_tasks()
+        for exchange in sought:
+            self._carry_out(partial(self._end, exchange))
+        for exchange in self._sought:
+            path = shown_path(exchange.scope["path"])
+            logger().warning("stream not ended", path=path, reason="no task")
+        self._sought.clear()
 
     def _patience(self) -> float:
         """Seconds that a client has; less just before the deadline."""
