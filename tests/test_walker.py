@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -22,8 +23,8 @@ from drainmw.exchange import Exchange, tickets
 from drainmw.settings import load
 from drainmw.sockets import Socket
 from drainmw.testing import AsgiDriver, ManualClock, http_scope, websocket_scope
-from drainmw.walker import CHUNK, Walker, Walkers
-from tests.rig import NONCE, Release, begin_request, calm
+from drainmw.walker import CHUNK, CROWD, Walker, Walkers
+from tests.rig import NONCE, Release, begin_request, calm, hello
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +86,16 @@ async def open_socket(
         await call.send_input({"type": "websocket.connect"})
         assert (await call.receive_output())["type"] == "websocket.accept"
         yield call
+
+
+@asynccontextmanager
+async def open_pinned(release: Release) -> AsyncIterator[None]:
+    """A drain that goes on for as long as a job."""
+    may_end = asyncio.Event()
+    release.drain.spawn(may_end.wait())
+    await release.client.begin(timeoutMs=60_000)
+    yield
+    may_end.set()
 
 
 @asynccontextmanager
@@ -625,6 +636,27 @@ async def test_a_stream_that_was_let_in_meanwhile_stays_as_long_as_it_can() -> N
             remaining = release.drain.remaining
             assert remaining is not None
             assert 0 < remaining <= 0.11
+
+
+async def test_those_that_were_let_in_and_have_ended_are_forgotten() -> None:
+    """A drain may last, and a session may ask often."""
+    refs: list[weakref.ref[Any]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        refs.append(weakref.ref(scope["remembered"]))
+        await (echo if scope["type"] == "websocket" else hello)(scope, receive, send)
+
+    class Remembered:
+        """Part of a scope."""
+
+    release = Release(app, admit=lambda scope: "remembered" in scope)
+    async with open_pinned(release):
+        for number in range(3 * CROWD):
+            make = (http_scope, websocket_scope)[number % 2]
+            async with release.call(make("/", remembered=Remembered())) as call:
+                await call.send_input({"type": "websocket.connect"})
+        gc.collect()
+        assert sum(ref() is not None for ref in refs) <= CROWD
 
 
 async def test_every_stream_ends_before_the_deadline_whatever_its_grace() -> None:

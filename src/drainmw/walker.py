@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 CHUNK = 50  # connections that are looked at, or closed, before others get a turn
 TICK = 0.005  # seconds between two rounds of the walk, at least
+CROWD = 1000  # let in, before those that have ended are looked for
 LEAST_PATIENCE = 0.05  # seconds for a close that is sent just before the deadline
 
 
@@ -70,6 +71,7 @@ class Walker:
         self._added = Pulse()
         self._sockets: dict[Socket, None] = {}
         self._let_in: set[Ticket] = set()
+        self._crowd = CROWD
         self._tasks: dict[Ticket, asyncio.Task[Any]] = {}
         self._sought: list[Exchange] = []
         """To be ended, once its task is known."""
@@ -80,14 +82,16 @@ class Walker:
 
     def start(self) -> None:
         """Begin to walk; once."""
+        self._schedule.add(self._last_moment, self._end_let_in)
         self._walk = asyncio.create_task(self._walked(), name="drainmw walker")
 
     def stop(self) -> None:
         """Leave every connection that is not closed yet as it is."""
         if self._walk is not None:
             self._walk.cancel()
-        for socket in self._sockets:
-            socket.stay()
+        for ticket in (*self._sockets, *self._let_in):
+            if isinstance(ticket, Socket):
+                ticket.stay()
         if self._done:
             logger().info("connections closed", **self._done)
 
@@ -96,22 +100,34 @@ class Walker:
     def let_in(self, ticket: Ticket) -> None:
         """One that `admit` has let in: it may finish here until time runs out."""
         self._let_in.add(ticket)
-        if isinstance(ticket, Socket):
-            self._sockets[ticket] = None
-            if not self._policies.of_websocket(ticket.scope).waits:
-                self._add(self._last_moment, self._close, ticket)
+        if len(self._let_in) > self._crowd:
+            self._let_in = {t for t in self._let_in if self._ledger.runs(t)}
+            self._crowd = max(CROWD, 2 * len(self._let_in))
 
     def add_response(self, exchange: Exchange) -> None:
         """One that has started during the drain."""
-        self._held.append(exchange.sender)
+        if exchange in self._let_in and self._clock() < self._last_moment:
+            return
         policy = self._policy_of(exchange)
         if policy is None or policy.waits:
             return
-        if exchange in self._let_in:
+        self._held.append(exchange.sender)
+        grace = self._timing(policy, 1).grace
+        self._add(self._clock() + grace, self._end, exchange)
+
+    def _end_let_in(self) -> None:
+        """Time has run out."""
+        for ticket in filter(self._ledger.runs, self._let_in):
+            if isinstance(ticket, Exchange):
+                self._end_by_policy(ticket)
+            elif isinstance(ticket, Socket):
+                if not self._policies.of_websocket(ticket.scope).waits:
+                    self._add(self._last_moment, self._close, ticket)
+
+    def _end_by_policy(self, exchange: Exchange) -> None:
+        policy = self._policy_of(exchange)
+        if policy is not None and not policy.waits:
             self._add(self._last_moment, self._end, exchange)
-        else:
-            grace = self._timing(policy, 1).grace
-            self._add(self._clock() + grace, self._end, exchange)
 
     async def _plan(self) -> None:
         """Schedule all that is in flight here."""
