@@ -392,3 +392,52 @@ async def test_the_call_is_not_over_before_the_close_is_sent() -> None:
     server.may_send.set()
     await outcome(end)
     assert (len(server.closes), server.socket.state) == (1, OVER)
+
+
+# What a close that is not taken costs
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for each look at all the tasks of the loop."""
+    seen: list[None] = []
+    all_tasks = asyncio.all_tasks
+
+    def counted() -> Any:
+        seen.append(None)
+        return all_tasks()
+
+    monkeypatch.setattr("drainmw.interrupt.asyncio.all_tasks", counted)
+    return seen
+
+
+async def test_sends_that_are_stuck_are_looked_for_together(looks: list[None]) -> None:
+    """To look costs as much as there are tasks, thousands of times over."""
+    servers = [await Server().accepted() for _ in range(20)]
+    for server in servers:
+        server.may_send.clear()
+    apps = [asyncio.ensure_future(server.app_send(ANSWER)) for server in servers]
+    await calm()
+    for server in servers:
+        server.leave()
+        server.close(server.socket, within=0.01)
+    for app in apps:
+        with pytest.raises(asyncio.CancelledError):
+            await outcome(app)
+    assert len(looks) == 1
+
+
+async def test_nobody_looks_for_sends_of_an_app_that_has_returned(
+    looks: list[None],
+) -> None:
+    """A client that is silent is no more than that."""
+    server = await Server().accepted()
+    app = server.waiting()
+    await calm()
+    server.may_send.clear()
+    server.socket.leave(lambda socket: server.close(socket, within=0.1))
+    assert await outcome(app) == DISCONNECT
+    await outcome(server.socket.end())
+    assert server.socket.closing is not None
+    assert server.socket.closing.result() is False
+    assert looks == []

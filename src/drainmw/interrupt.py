@@ -12,7 +12,7 @@ import contextlib
 import gc
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
@@ -121,20 +121,33 @@ def _enclosed(function: FunctionType) -> Iterator[object]:
             yield cell.cell_contents
 
 
-def calls_of(function: Any) -> list[Coroutine[Any, Any, Any]]:
-    """The calls of a coroutine function that somebody in this loop waits for.
+CHUNK = 50  # tasks that are looked at before others get a turn
 
-    One of a server that is not written in Python cannot be seen.
+
+async def interrupt_calls(functions: Iterable[Any]) -> None:
+    """Interrupt every call of these coroutine functions that is waited for here.
+
+    One of a server that is not written in Python cannot be seen. All tasks of the
+    loop are looked at, a few at a time; so ask for many functions at once.
     """
-    code, bound = _unbound(function)
-    if code is None:
-        return []
-    return [
-        link
-        for task in asyncio.all_tasks()
-        for link in chain(task.get_coro())
-        if getattr(link, "cr_code", None) is code and _has(link.cr_frame, bound)
-    ]
+    wanted: dict[CodeType, list[set[int]]] = {}
+    for code, bound in map(_unbound, functions):
+        if code is not None:
+            wanted.setdefault(code, []).append(set(map(id, bound)))
+    for count, task in enumerate(asyncio.all_tasks()):
+        for link in list(chain(task.get_coro())):
+            if _is_one_of(wanted, link):
+                interrupt(link)
+        if count % CHUNK == CHUNK - 1:
+            await asyncio.sleep(0)
+
+
+def _is_one_of(wanted: dict[CodeType, list[set[int]]], link: Any) -> bool:
+    bounds = wanted.get(getattr(link, "cr_code", None))  # type: ignore[arg-type]  # no coroutine has `None`
+    if bounds is None or link.cr_frame is None:
+        return False
+    at_hand = set(map(id, link.cr_frame.f_locals.values()))
+    return any(bound <= at_hand for bound in bounds)
 
 
 def _unbound(function: Any) -> tuple[CodeType | None, list[object]]:
@@ -150,13 +163,6 @@ def _unbound(function: Any) -> tuple[CodeType | None, list[object]]:
         else:
             return None, []
     return function.__code__, [*bound, *_enclosed(function)]
-
-
-def _has(frame: FrameType | None, objects: list[object]) -> bool:
-    if frame is None:
-        return False
-    values = list(frame.f_locals.values())
-    return all(any(value is each for value in values) for each in objects)
 
 
 def chain(awaitable: Any) -> Iterator[Any]:

@@ -20,7 +20,12 @@ from starlette.websockets import WebSocketDisconnect
 from drainmw.core.ledger import Ticket
 from drainmw.errors import ConnectionClosed
 from drainmw.flag import running_loop
-from drainmw.interrupt import calls_of, interrupt, is_waiting, returns_coroutine
+from drainmw.interrupt import (
+    interrupt,
+    interrupt_calls,
+    is_waiting,
+    returns_coroutine,
+)
 from drainmw.log import logger
 from drainmw.text import failure_text
 
@@ -38,6 +43,7 @@ OVER = 4
 FALLBACK_CODE = 4012  # where a server refuses 1012; of the range for private use
 HEARD_WITHIN = 0.5  # seconds in which an app hears of a close in each of its tasks
 HANDED_OVER = 0.05  # seconds in which a server takes a close frame, if it can
+GATHERED = 0.05  # seconds in which sends that are stuck are gathered to be looked for
 PAUSE = 0.01  # seconds before an app is told again
 
 
@@ -48,6 +54,7 @@ class Socket(Ticket):
         "_closed_at",
         "_closer",
         "_code",
+        "_has_returned",
         "_interrupted",
         "_is_late",
         "_reason",
@@ -74,6 +81,7 @@ class Socket(Ticket):
         self._told: asyncio.Task[Any] | None = None
         self._closed_at = 0.0
         self._interrupted = False
+        self._has_returned = False
         self._code = 1012
         self._reason = ""
 
@@ -226,7 +234,7 @@ class Socket(Ticket):
                 await self._send_either()
             return True
         except TimeoutError:
-            self._let_out()
+            await self._let_out()
             return False
         finally:
             if handle is not None:
@@ -253,14 +261,26 @@ class Socket(Ticket):
         self._interrupted = True
         interrupt(_cell(self._receive_for_app, "waiting").cell_contents)
 
-    def _let_out(self) -> None:
+    async def _let_out(self) -> None:
         """End a send of the app that waits for the client, whichever task is in it.
 
         Nothing is noted of sends, since that would cost more than the rest of one.
+        To look for them costs much where there are many tasks: so it is done for
+        all who ask in a while, and not for an app that has returned.
         """
+        if self._has_returned:
+            return
         self._interrupted = True
-        for call in calls_of(self.send):
-            interrupt(call)
+        loop = asyncio.get_running_loop()
+        stuck = _stuck.setdefault(loop, [])
+        stuck.append(self.send)
+        if len(stuck) > 1:  # somebody is about to look
+            return
+        try:
+            await asyncio.sleep(GATHERED)
+        finally:
+            del _stuck[loop]
+        await interrupt_calls(stuck)
 
     # How the app's call ends
 
@@ -276,9 +296,14 @@ class Socket(Ticket):
 
     async def end(self) -> None:
         """Wait for our close; then nothing is sent any more."""
+        self._has_returned = True
         if self.closing is not None:
             await asyncio.wait((self.closing,))
         self._turn(OVER)
+
+
+_stuck: dict[asyncio.AbstractEventLoop, list[Any]] = {}
+"""Sends of servers, of which calls are about to be interrupted, by their loop."""
 
 
 def _cell(function: FunctionType, name: str) -> CellType:
