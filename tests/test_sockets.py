@@ -441,3 +441,32 @@ async def test_nobody_looks_for_sends_of_an_app_that_has_returned(
     assert server.socket.closing is not None
     assert server.socket.closing.result() is False
     assert looks == []
+
+
+async def test_a_server_that_holds_on_to_a_close_holds_the_call_only_so_long() -> None:
+    """S10: one that was asked to stop waiting for the client, and waits on."""
+    server = Server()
+
+    async def deaf(message: Message) -> None:
+        try:
+            await server.send(message)
+        except asyncio.CancelledError:
+            if message["type"] == "websocket.close":
+                return await server.send(message)
+            raise
+
+    server.app_receive, server.app_send = server.socket.open(server.arrived.get, deaf)
+    await server.accepted()
+    server.may_send.clear()
+    app: asyncio.Task[Any] = asyncio.ensure_future(server.app_send(ANSWER))
+    await calm()
+    server.socket.leave(lambda socket: server.close(socket, within=0.05))
+    server.socket.close()
+    with pytest.raises(asyncio.CancelledError):
+        await outcome(app)
+    await outcome(server.socket.end())
+    closing = server.socket.closing
+    assert closing is not None
+    assert not closing.done()
+    server.may_send.set()
+    assert await outcome(closing) is False

@@ -127,8 +127,7 @@ CHUNK = 50  # tasks that are looked at before others get a turn
 async def interrupt_calls(functions: Iterable[Any]) -> None:
     """Interrupt every call of these coroutine functions that is waited for here.
 
-    One of a server that is not written in Python cannot be seen. All tasks of the
-    loop are looked at, a few at a time; so ask for many functions at once.
+    Only of those that can be seen. All tasks of the loop are looked at, a few at a time; so ask for many functions at once.
     """
     wanted: dict[CodeType, list[set[int]]] = {}
     for code, bound in map(_unbound, functions):
@@ -140,6 +139,11 @@ async def interrupt_calls(functions: Iterable[Any]) -> None:
                 interrupt(link)
         if count % CHUNK == CHUNK - 1:
             await asyncio.sleep(0)
+
+
+def can_be_seen(function: Any) -> bool:
+    """Whether its calls can be found: not those of a server that is not in Python."""
+    return isinstance(function, FunctionType | MethodType | partial)
 
 
 def _is_one_of(wanted: dict[CodeType, list[set[int]]], link: Any) -> bool:

@@ -21,6 +21,7 @@ from drainmw.core.ledger import Ticket
 from drainmw.errors import ConnectionClosed
 from drainmw.flag import running_loop
 from drainmw.interrupt import (
+    can_be_seen,
     interrupt,
     interrupt_calls,
     is_waiting,
@@ -54,6 +55,7 @@ class Socket(Ticket):
         "_closed_at",
         "_closer",
         "_code",
+        "_gives_up_at",
         "_has_returned",
         "_interrupted",
         "_is_late",
@@ -61,6 +63,7 @@ class Socket(Ticket):
         "_receive",
         "_receive_for_app",
         "_send_for_app",
+        "_sending",
         "_told",
         "closing",
         "loop",
@@ -76,12 +79,15 @@ class Socket(Ticket):
         self._receive: Any = None
         self._receive_for_app: Any = None
         self._send_for_app: Any = None
+        self._sending: Any = None
+        """The latest send, where it could not be looked for."""
         self._closer: Callable[[Socket], None] | None = None
         self._is_late = False
         self._told: asyncio.Task[Any] | None = None
         self._closed_at = 0.0
         self._interrupted = False
         self._has_returned = False
+        self._gives_up_at = 0.0
         self._code = 1012
         self._reason = ""
 
@@ -94,7 +100,7 @@ class Socket(Ticket):
         cells of theirs, which are changed when something is no longer as usual.
         """
         self._receive = receive
-        self.send = send
+        self.send = send if can_be_seen(send) else self._noted(send)
         send_now: Send = self._send_late  # until it is accepted
         waiting: Awaitable[Message] | None = None
 
@@ -115,6 +121,15 @@ class Socket(Ticket):
         self._receive_for_app = receive_for_app
         self._send_for_app = send_for_app
         return receive_for_app, send_for_app
+
+    def _noted(self, send: Send) -> Callable[[Message], Awaitable[None]]:
+        def send_noted(message: Message) -> Awaitable[None]:
+            sending = send(message)
+            if self.state < CLOSING:  # one of the app, and not our close
+                self._sending = sending
+            return sending
+
+        return send_noted
 
     def _turn(self, state: int) -> None:
         """Take a new state, and let the app's ends call what belongs to it."""
@@ -223,22 +238,22 @@ class Socket(Ticket):
         ends as soon as the server has the close, answered or not.
         """
         self._code, self._reason = code, reason
+        self._gives_up_at = asyncio.get_running_loop().time() + within
         return self._sent_close(within)
 
     async def _sent_close(self, within: float) -> bool:
-        wake = asyncio.get_running_loop().call_later
-        handle = None
+        later = asyncio.get_running_loop().call_later
+        # Both are needed also where the server does not let go of the close.
+        timers = (later(HANDED_OVER, self._wake), later(within, self._let_out))
         try:
-            async with asyncio.timeout(within):
-                handle = wake(HANDED_OVER, self._wake)
+            async with asyncio.timeout(within) as limit:
                 await self._send_either()
-            return True
+            return not limit.expired()
         except TimeoutError:
-            await self._let_out()
             return False
         finally:
-            if handle is not None:
-                handle.cancel()
+            for timer in timers:
+                timer.cancel()
             self._wake()
 
     async def _send_either(self) -> None:
@@ -261,26 +276,25 @@ class Socket(Ticket):
         self._interrupted = True
         interrupt(_cell(self._receive_for_app, "waiting").cell_contents)
 
-    async def _let_out(self) -> None:
+    def _let_out(self) -> None:
         """End a send of the app that waits for the client, whichever task is in it.
 
-        Nothing is noted of sends, since that would cost more than the rest of one.
-        To look for them costs much where there are many tasks: so it is done for
-        all who ask in a while, and not for an app that has returned.
+        Nothing is noted of sends where they can be found without, since that would
+        cost more than the rest of one. To look for them costs much where there are
+        many tasks: so it is done for all who ask in a while, and not for an app
+        that has returned.
         """
         if self._has_returned:
             return
         self._interrupted = True
+        interrupt(self._sending)
         loop = asyncio.get_running_loop()
         stuck = _stuck.setdefault(loop, [])
         stuck.append(self.send)
-        if len(stuck) > 1:  # somebody is about to look
-            return
-        try:
-            await asyncio.sleep(GATHERED)
-        finally:
-            del _stuck[loop]
-        await interrupt_calls(stuck)
+        if len(stuck) == 1:  # nobody is about to look
+            looking = loop.create_task(_interrupt_stuck(loop), name="drainmw looking")
+            _looking.add(looking)
+            looking.add_done_callback(_looking.discard)
 
     # How the app's call ends
 
@@ -295,15 +309,30 @@ class Socket(Ticket):
         return isinstance(exc, WebSocketDisconnect) or _stems_from_us(exc)
 
     async def end(self) -> None:
-        """Wait for our close; then nothing is sent any more."""
+        """Wait for our close; then nothing is sent any more.
+
+        A server may hold the close for longer than it was given: uvicorn's
+        `websockets` goes on waiting for the client when it is cancelled, until
+        the app's call has returned.
+        """
         self._has_returned = True
         if self.closing is not None:
-            await asyncio.wait((self.closing,))
+            left = self._gives_up_at - asyncio.get_running_loop().time()
+            await asyncio.wait((self.closing,), timeout=max(0.0, left) + HANDED_OVER)
         self._turn(OVER)
 
 
 _stuck: dict[asyncio.AbstractEventLoop, list[Any]] = {}
 """Sends of servers, of which calls are about to be interrupted, by their loop."""
+_looking: set[asyncio.Task[None]] = set()
+
+
+async def _interrupt_stuck(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        await asyncio.sleep(GATHERED)
+    finally:
+        stuck = _stuck.pop(loop)
+    await interrupt_calls(stuck)
 
 
 def _cell(function: FunctionType, name: str) -> CellType:
