@@ -261,6 +261,32 @@ async def test_a_client_that_takes_nothing_is_given_up_at_its_bound() -> None:
     assert server.closes == []
 
 
+class Foreign:
+    """A `send` as of a server that is not written in Python: no call of it is seen."""
+
+    def __init__(self, send: Callable[[Message], Awaitable[None]]) -> None:
+        self._send = send
+
+    def __call__(self, message: Message) -> "asyncio.Future[None]":
+        return asyncio.ensure_future(self._send(message))
+
+
+async def test_a_client_that_takes_nothing_is_given_up_on_any_server() -> None:
+    """S10: also where the send that waits cannot be looked for."""
+    server = Server()
+    ends = server.socket.open(server.arrived.get, Foreign(server.send))
+    server.app_receive, server.app_send = ends
+    await server.accepted()
+    server.may_send.clear()
+    app: asyncio.Task[Any] = asyncio.ensure_future(server.app_send(ANSWER))
+    await calm()
+    server.socket.leave(lambda socket: server.close(socket, within=0.05))
+    server.socket.close()
+    with pytest.raises(asyncio.CancelledError):
+        await outcome(app)
+    assert server.closes == []
+
+
 async def test_a_code_that_the_server_refuses_is_replaced() -> None:
     server = await Server().accepted()
     server.refuses.add(1012)

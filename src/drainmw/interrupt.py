@@ -127,7 +127,8 @@ CHUNK = 50  # tasks that are looked at before others get a turn
 async def interrupt_calls(functions: Iterable[Any]) -> None:
     """Interrupt every call of these coroutine functions that is waited for here.
 
-    Only of those that can be seen. All tasks of the loop are looked at, a few at a time; so ask for many functions at once.
+    Only of those that can be seen. All tasks of the loop are looked at, a few at a
+    time; so ask for many functions at once.
     """
     wanted: dict[CodeType, list[set[int]]] = {}
     for code, bound in map(_unbound, functions):
