@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,10 +14,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from drainmw import Drain, DrainMiddleware
-
-did: Counter[str] = Counter()
-"""The side effects, so that a test can see what never happened."""
+from drainmw import DrainMiddleware
+from tests.servers.long_lived import PLAIN, STARLETTE, did, drain
 
 
 def _seconds(request: Request | WebSocket, name: str = "seconds") -> float:
@@ -138,16 +135,17 @@ routes = Starlette(
         Route("/scope", scope),
         Route("/counters", counters),
         WebSocketRoute("/echo", echo),
+        *STARLETTE,
     ],
 )
 
 
 async def inner(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http" and scope["path"].startswith("/broken/"):
+    path = scope.get("path", "")
+    if path.startswith("/broken/"):
         await broken(scope, receive, send)
     else:
-        await routes(scope, receive, send)
+        await PLAIN.get(path, routes)(scope, receive, send)
 
 
-drain = Drain()
 app = DrainMiddleware(inner, drain)

@@ -26,6 +26,10 @@ OWN = "/.drainmw/v1"
 SOURCE = "a" * 40
 TARGET = "b" * 40
 IDLE = {"http": 0, "websocket": 0, "jobs": 0, "schedules": 0}
+COUNTED = (
+    *("uploads", "sockets", "cleaned", "background"),
+    *("streams", "ignored", "flooded"),
+)
 PAUSE = 0.005  # seconds between two looks at something that will happen
 PATIENCE = 5.0  # seconds until a look gives up
 
@@ -162,7 +166,11 @@ class Server:
     def counters(self) -> dict[str, int]:
         """The side effects that the sample app counts; only while serving."""
         counters: dict[str, int] = self.get("/counters").json()
-        return {"uploads": 0, "sockets": 0, "cleaned": 0, "background": 0} | counters
+        return dict.fromkeys(COUNTED, 0) | counters
+
+    def written(self) -> str:
+        """Its log, as far as it has been written."""
+        return self.log.read_text(errors="replace")
 
     # Waiting
 
@@ -201,9 +209,13 @@ def begin_request(nonce: str, timeout: float = 5.0) -> dict[str, Any]:
     }
 
 
+CLOSE_WINDOW = 1.0  # seconds
+CLOSE_TIMEOUT = 0.5  # seconds
 SHORT_PATIENCE = {
     "DRAINMW_CONTROL_BODY_TIMEOUT": "0.5",
     "DRAINMW_REFUSED_BODY_TIMEOUT": "2",
+    "DRAINMW_CLOSE_WINDOW": str(CLOSE_WINDOW),
+    "DRAINMW_CLOSE_TIMEOUT": str(CLOSE_TIMEOUT),
 }
 """Settings under which nothing that is slow on purpose takes long."""
 
