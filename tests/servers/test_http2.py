@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from h2.connection import H2Connection
-from h2.events import DataReceived, ResponseReceived, StreamEnded
+from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
 from tests.servers.server import Server
 
@@ -69,6 +69,8 @@ class Streams:
             elif isinstance(event, DataReceived):
                 seen = self._bodies.get(event.stream_id, b"")
                 self._bodies[event.stream_id] = seen + event.data
+            elif isinstance(event, StreamReset):
+                raise AssertionError(f"stream {event.stream_id} was reset")
             elif isinstance(event, StreamEnded):
                 self._ended.add(event.stream_id)
         self._flush()
@@ -121,4 +123,14 @@ def test_a_refused_upload_costs_no_other_stream(
     assert time.monotonic() - began < 1
     head, body = streams.answer(slow)
     assert (head[":status"], body) == ("200", b"slow")
+    assert server.outcome(nonce)["status"] == "drained"
+
+
+def test_a_stream_of_events_is_ended_complete(server: Server, streams: Streams) -> None:
+    events = streams.start("GET", "/ticks")
+    server.until(lambda: server.in_flight()["http"] == 1)
+    nonce = server.begin()
+    head, body = streams.answer(events)
+    assert head["content-type"].startswith("text/event-stream")
+    assert body.endswith(b"data: tick\n\n")
     assert server.outcome(nonce)["status"] == "drained"
