@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fresh_server" not in metafunc.fixturenames:
         return
     kinds: tuple[Kind, ...] = SERVERS
-    if metafunc.module.__name__.endswith("test_websockets"):
+    if metafunc.module.__name__.endswith(("test_websockets", "test_closing")):
         kinds += WEBSOCKETS_ONLY
     elif metafunc.module.__name__.endswith("test_http2"):
         kinds = tuple(kind for kind in kinds if kind.h2c)

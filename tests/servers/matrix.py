@@ -25,6 +25,12 @@ class Kind:
     """Before the app; `{port}` is the port."""
     websocket_refusal: int = 503
     """How a refused handshake looks: 503 needs the denial response."""
+    close_code: int = 1012
+    """Of a WebSocket that is closed by a drain."""
+    says_why: bool = True
+    """Whether the reason of a close reaches the client."""
+    waits_for_readers: bool = True
+    """Whether a send waits while the client does not read."""
     closes_after_last_answer: bool = True
     """Whether `Connection: close` from an app closes the socket."""
     reads_bodies_first: bool = False
@@ -96,6 +102,9 @@ SERVERS = (
         module="daphne",
         options=("-b", "127.0.0.1", "-p", "{port}", "--proxy-headers"),
         websocket_refusal=403,
+        close_code=4012,
+        says_why=False,
+        waits_for_readers=False,
         closes_after_last_answer=False,
         reads_bodies_first=True,
         says_continue=True,
