@@ -11,7 +11,8 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from drainmw import DrainMiddleware
 
@@ -43,6 +44,12 @@ async def fork(request: Request) -> PlainTextResponse:
     return PlainTextResponse(f"{os.getpid()} {child.pid}")
 
 
+async def chat(websocket: WebSocket) -> None:
+    await websocket.accept()
+    async for text in websocket.iter_text():
+        await websocket.send_text(text)
+
+
 app = DrainMiddleware(
     Starlette(
         routes=[
@@ -50,6 +57,7 @@ app = DrainMiddleware(
             Route("/slow", slow),
             Route("/block", block),
             Route("/fork", fork),
+            WebSocketRoute("/chat", chat),
         ]
     )
 )

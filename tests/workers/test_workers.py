@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 from threading import Barrier
 
 from tests.processes import until
-from tests.servers.server import IDLE, OWN, new_nonce
+from tests.servers.listeners import Ending, Seen, drained, listen_many
+from tests.servers.server import CLOSE_WINDOW, IDLE, OWN, new_nonce
 from tests.servers.wire import Answer, ask
 from tests.workers.crowd import RESPAWNS_WITHIN, Crowd
 
@@ -54,6 +56,27 @@ def test_from_the_begin_on_no_worker_admits_anything(release: Crowd) -> None:
     assert after["admittedTotal"] == before["admittedTotal"]
     assert after["refusedTotal"] == before["refusedTotal"] + CONNECTIONS
     assert server.outcome(nonce)["status"] == "drained"
+
+
+async def _closed(release: Crowd) -> tuple[Seen, list[Ending]]:
+    """Open WebSockets until two workers have some, and drain."""
+    listeners = []
+
+    def holders() -> int:
+        return sum(w["inFlight"]["websocket"] > 0 for w in release.workers())
+
+    while await asyncio.to_thread(holders) < 2:
+        listeners += await listen_many(release.server, "/chat", 20)
+    seen = await asyncio.to_thread(drained, release.server, 5.0)
+    return seen, [await listener.ending() for listener in listeners]
+
+
+def test_the_websockets_of_all_workers_are_closed(release: Crowd) -> None:
+    seen, endings = asyncio.run(_closed(release))
+    assert {ending.code for ending in endings} == {1012}
+    moments = sorted(ending.at - seen.began for ending in endings)
+    assert 0.25 < moments[0] < moments[-1] < 0.25 + CLOSE_WINDOW + 0.5
+    assert (seen.outcome["status"], seen.outcome["inFlight"]) == ("drained", IDLE)
 
 
 def test_connections_that_were_kept_are_refused_too(release: Crowd) -> None:
