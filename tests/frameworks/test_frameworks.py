@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.frameworks.matrix import UVICORN, Installed, only
 from tests.servers.server import IDLE, OWN, Server, running
@@ -87,7 +87,7 @@ def test_probes_are_completed_and_an_own_one_is_kept(
     assert server.control("GET", f"{OWN}/metrics").status == 200
 
 
-def test_a_websocket_is_counted_and_a_new_one_refused(
+def test_a_websocket_is_counted_and_closed_and_a_new_one_refused(
     server: Server, installed: Installed
 ) -> None:
     if not installed.has_websockets:
@@ -95,15 +95,18 @@ def test_a_websocket_is_counted_and_a_new_one_refused(
         _is_refused(server)
         assert server.status(nonce)["inFlight"] == IDLE
         return
+    before = server.written()
     with server.websocket("/echo") as websocket:
         websocket.send("hello")
         assert websocket.recv() == "hello"
         nonce = server.begin()
         assert server.status(nonce)["inFlight"] == {**IDLE, "websocket": 1}
         _is_refused(server)
-        websocket.send("still there")
-        assert websocket.recv() == "still there"
+        with pytest.raises(ConnectionClosed):
+            websocket.recv()
+        assert websocket.close_code == 1012
     assert server.outcome(nonce)["status"] == "drained"
+    assert "Traceback" not in server.written().removeprefix(before)
 
 
 def _is_refused(server: Server) -> None:
