@@ -26,7 +26,7 @@ from benchmarks.table import table
 from benchmarks.variants import BARE, LAYERS, NO_OP, OURS, OURS_WITH_ALL, quiet
 from drainmw import Drain, DrainMiddleware
 
-LIMIT = 1500  # bytes a session over the bare app, of which a wait that can be ended is half
+LIMIT = 1500  # bytes a session over the bare app; a wait that can be ended is half
 NAMES = (BARE, NO_OP, OURS, OURS_WITH_ALL)
 REPEATS = 20
 
