@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from drainmw.errors import Misuse
 from drainmw.flag import Flag
 from tests.rig import calm
 
@@ -112,3 +113,9 @@ def test_a_waiter_of_a_closed_loop_disturbs_nobody() -> None:
     assert flag.is_set()
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant
     del task
+
+
+async def test_to_block_a_thread_with_an_event_loop_is_refused() -> None:
+    """It would never be set, and nothing else would run either."""
+    with pytest.raises(Misuse, match="await the flag itself"):
+        Flag().wait()

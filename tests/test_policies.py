@@ -215,9 +215,15 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, str]]:
 @pytest.mark.parametrize(
     ("choose", "error"),
     [
-        (lambda _scope: "stop", "'stop' is not a valid Action"),
-        (lambda _scope: "", "not enough values to unpack (expected at least 1, got 0)"),
-        (lambda _scope: "close soon", "could not convert string to float: 'soon'"),
+        (
+            lambda _scope: "stop",
+            "there is no policy 'stop'; it is finish, close or end",
+        ),
+        (lambda _scope: "", "there is no policy ''; it is finish, close or end"),
+        (
+            lambda _scope: "close soon",
+            "a grace is a number of seconds from 0 to 600, not 'soon'",
+        ),
         (lambda _scope: 5, "a policy is a Policy or its name, not int"),
         (lambda _scope: True, "a policy is a Policy or its name, not bool"),
         (lambda _scope: False, "a policy is a Policy or its name, not bool"),

@@ -175,6 +175,39 @@ async def test_a_route_has_a_grace_of_its_own() -> None:
         assert (await slow.receive_output())["type"] == "websocket.close"
 
 
+async def test_a_grace_of_its_own_holds_for_an_idle_one_too() -> None:
+    release = Release(echo, **AT_ONCE, policies={"/chat": Policy("close", grace=0.15)})
+    async with open_socket(release, "/chat") as call:
+        await release.client.begin()
+        assert await call.receive_nothing(0.1)
+        assert (await call.receive_output())["type"] == "websocket.close"
+
+
+async def test_a_window_that_does_not_fit_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    release = Release(echo, **{**AT_ONCE, "close_window": 5, "close_notice": 0})
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(10):
+            await stack.enter_async_context(open_socket(release))
+        await release.client.begin(timeoutMs=200)
+        assert await drained(release) in ("drained", "failed")
+    told = [r.getMessage() for r in caplog.records if "shortened" in r.getMessage()]
+    assert len(told) == 1
+    assert "wanted='0.5 s' got='0.2 s'" in told[0]
+
+
+async def test_a_drain_that_fails_names_what_was_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    release = Release(stubborn, **AT_ONCE)
+    async with open_socket(release, "/deaf"):
+        await release.client.begin(timeoutMs=200)
+        assert await drained(release) == "failed"
+    ended = next(r for r in caplog.records if "drain ended" in r.getMessage())
+    assert "websocket /deaf" in ended.getMessage()
+
+
 async def test_one_that_ignores_its_close_is_still_counted_and_named() -> None:
     """S8: and the drain ends on time."""
     release = Release(stubborn, **AT_ONCE)

@@ -284,7 +284,9 @@ def found(
     if socket is not None:
         return {"control": socket}
     if target is None:
-        raise SettingsError("name a target: --url or --control, or set DRAINMW_URL")
+        raise SettingsError(
+            "name a target: --url or --control, or set DRAINMW_URL or DRAINMW_CONTROL"
+        )
     return {"url": target, "tokens": _tokens(token_file)}
 
 

@@ -21,7 +21,7 @@ from drainmw.answers import last_answer
 from drainmw.core.ledger import GateByte, Ticket
 from drainmw.interrupt import frames, held_tasks, reaches, returns_coroutine
 from drainmw.log import logger
-from drainmw.text import failure_text
+from drainmw.text import failure_text, shown_path
 
 EVENT_STREAM = b"text/event-stream"
 BECAUSE = "the release is draining"
@@ -144,7 +144,13 @@ class Exchange(Ticket):
                 await self.send(FINAL)
                 if (self.start or {}).get("trailers"):
                     await self.send(NO_TRAILERS)
-        except Exception as exc:  # the client reads nothing, or has gone
+        except TimeoutError:
+            logger().warning(
+                "connection given up",
+                path=shown_path(self.scope["path"]),
+                reason="it does not read the end of its stream",
+            )
+        except Exception as exc:  # the client has gone
             logger().debug("stream not completed", error=failure_text(exc))
 
     def _take_back(self) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Generator
 
+from drainmw.errors import Misuse
+
 
 class Flag:
     """Set once something has happened; `await` it, or wait for it in a thread.
@@ -43,7 +45,13 @@ class Flag:
         self._event.clear()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until it is set; false after `timeout` seconds."""
+        """Block this thread until it is set; false after `timeout` seconds.
+
+        Raises:
+            Misuse: An event loop runs in this thread, and would be blocked too.
+        """
+        if running_loop() is not None:
+            raise Misuse("wait() would block the event loop; await the flag itself")
         return self._event.wait(timeout)
 
     def __await__(self) -> Generator[None, None, None]:

@@ -9,7 +9,7 @@ from typing import Any
 from drainmw.core.policy import Policy, normal, of_route
 from drainmw.log import logger
 from drainmw.settings import Settings
-from drainmw.text import failure_text, route_path
+from drainmw.text import failure_text, route_path, shown_path
 
 
 class Policies:
@@ -35,7 +35,9 @@ class Policies:
             or self._chosen(scope)
             or Policy(default)
         )
-        return replace(policy, grace=grace) if policy.grace is None else policy
+        if policy.grace is not None:
+            return policy
+        return replace(policy, grace=grace, notice=self._settings.close_notice)
 
     def _chosen(self, scope: Any) -> Policy | None:
         """What the app's own function says; one that fails has said nothing."""
@@ -49,5 +51,11 @@ class Policies:
                 raise TypeError("policy must answer at once, not by a coroutine")
             return None if answer is None else normal(answer)  # type: ignore[arg-type]
         except Exception as exc:
-            logger().error("policy failed", error=failure_text(exc), exc_info=True)
+            logger().error(
+                "policy failed",
+                path=shown_path(route_path(scope)),
+                consequence="that of its kind is used",
+                error=failure_text(exc),
+                exc_info=True,
+            )
             return None

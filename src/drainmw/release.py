@@ -507,8 +507,10 @@ class Drain:
         self.walkers.end()
         if self._course is not None:
             self._course.stop()
-        failure = {} if run.failure is None else {"failure": run.failure}
-        self._log("drain ended", **failure)
+        facts: dict[str, str] = {}
+        if run.failure is not None:
+            facts = {"failure": run.failure, "blockers": in_words(self.blockers())}
+        self._log("drain ended", **facts)
 
     async def _carry_on(self) -> None:
         """Take the drain over where the loop that ran it has been closed."""

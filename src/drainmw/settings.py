@@ -34,6 +34,7 @@ from drainmw.core.policy import (
     Routes,
     normal,
     parse_routes,
+    shown,
 )
 from drainmw.errors import SettingsError
 from drainmw.tokens import TOKEN, TOKEN_FORM
@@ -125,7 +126,12 @@ def _routes(value: object) -> object:
         pairs = list(pairs.items())
     if not isinstance(pairs, list | tuple):
         raise ValueError("not routes")
-    return tuple(_route(pair) for pair in pairs)
+    routes = tuple(_route(pair) for pair in pairs)
+    paths = [path for path, _ in routes]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} has two policies")
+    return routes
 
 
 def _route(pair: object) -> tuple[str, Policy]:
@@ -133,12 +139,12 @@ def _route(pair: object) -> tuple[str, Policy]:
         raise ValueError("not a route and its policy")
     path, policy = pair
     # As an app sees it: decoded, and without a query.
-    if not isinstance(path, str) or not re.fullmatch(r"/[^\s*%?#]*\*?", path):
-        raise ValueError("not a path")
+    if not isinstance(path, str) or not re.fullmatch(r"/[^\s*%?#{}<>]*\*?", path):
+        raise ValueError(f'{shown(path)} is no path such as "/chat" or "/chat/*"')
     try:
         return path, normal(policy)
-    except TypeError as exc:
-        raise ValueError(str(exc)) from None
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"{path}: {exc}") from None
 
 
 def _policy_name(*allowed: Action) -> BeforeValidator:
@@ -180,7 +186,8 @@ RIGHT_FORM = {
     "websocket_policy": "close or finish",
     "event_stream_policy": "end or finish",
     "response_policy": "finish or end",
-    "policies": 'lines of "PATH POLICY [GRACE]", or a mapping of paths to policies: '
+    "policies": 'lines, or parts between semicolons, of "PATH POLICY [GRACE]", '
+    "or in code a mapping of paths to policies: "
     'a path such as "/chat" or "/chat/*", decoded, a policy of finish, close and end, '
     "a grace in seconds from 0 to 600",
     "close_window": "a number of seconds from 0 to 600",
@@ -353,8 +360,11 @@ def load(environ: Mapping[str, str] | None = None, **keywords: Any) -> Settings:
     try:
         return Settings.model_validate(merged | _switched_off(keywords))
     except ValidationError as exc:
-        wrong = dict.fromkeys(str(error["loc"][0]) for error in exc.errors())
-    raise SettingsError("; ".join(_complaint(name, values) for name in wrong))
+        wrong = {str(error["loc"][0]): error for error in exc.errors()}
+    complaints = (
+        _complaint(name, values) + _reason(name, error) for name, error in wrong.items()
+    )
+    raise SettingsError("; ".join(complaints))
 
 
 def unknown_variables(
@@ -385,6 +395,13 @@ def _switched_off(keywords: Mapping[str, Any]) -> dict[str, None]:
 
 def _spelled(name: str, from_environment: Mapping[str, Any]) -> str:
     return PREFIX + name.upper() if name in from_environment else name
+
+
+def _reason(name: str, error: Any) -> str:
+    """What of several things is wrong, where it is no secret."""
+    if name != "policies":
+        return ""
+    return f" ({error.get('ctx', {}).get('error', error['msg'])})"
 
 
 def _complaint(name: str, from_environment: Mapping[str, Any]) -> str:

@@ -79,6 +79,8 @@ class Walker:
         """The senders of responses in flight: so none of them is recycled."""
         self._walk: asyncio.Task[None] | None = None
         self._done: Counter[str] = Counter()
+        self._shortened: tuple[float, float] | None = None
+        """A window that does not fit, and what is left of it."""
 
     def start(self) -> None:
         """Begin to walk; once."""
@@ -143,6 +145,14 @@ class Walker:
             moment = self._run.begun_at + timing.grace + next(place) * timing.window
             self._add(moment, self._end, exchange)
             await _give_way(count)
+        if self._shortened is not None:
+            wanted, got = self._shortened
+            logger().warning(
+                "close window shortened",
+                wanted=f"{wanted:.1f} s",
+                got=f"{got:.1f} s",
+                remedy="begin with a longer timeout",
+            )
 
     def _add_socket(self, socket: Socket, timing: Timing, place: float) -> None:
         self._sockets[socket] = None
@@ -157,8 +167,11 @@ class Walker:
     def _timing(self, policy: Policy, connections: int) -> Timing:
         longest = self._settings.close_window
         window = window_for(connections * self._workers, longest)
-        timing = Timing(self._settings.close_notice, policy.grace or 0.0, window)
-        return timing.cut(self._timeout)
+        timing = Timing(policy.notice or 0.0, policy.grace or 0.0, window)
+        cut = timing.cut(self._timeout)
+        if cut.window < window:
+            self._shortened = (window, cut.window)
+        return cut
 
     async def _leaving_sockets(self) -> list[tuple[Socket, Policy]]:
         found: list[tuple[Socket, Policy]] = []
@@ -256,7 +269,9 @@ class Walker:
         if not closing.result():
             self._done["given_up"] += 1
             path = shown_path(socket.scope["path"])
-            logger().warning("connection given up", path=path, reason="no answer")
+            logger().warning(
+                "connection given up", path=path, reason="it does not take the close"
+            )
 
     def _end(self, exchange: Exchange) -> None:
         if exchange.is_ended or not exchange.can_end:
@@ -338,6 +353,9 @@ class Walkers:
             del self._loops[loop]
 
     def _call(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        if loop is running_loop():
+            call()
+            return
         try:
             loop.call_soon_threadsafe(call)
         except RuntimeError:  # closed, and its connections with it

@@ -38,8 +38,17 @@ def test_only_finish_waits_for_the_connection(name: str, waits: bool) -> None:
 
 @pytest.mark.parametrize("name", ["", "Close", "FINISH", "stop", "close 5", " end"])
 def test_there_is_no_other_action(name: str) -> None:
-    with pytest.raises(ValueError, match="is not a valid Action"):
+    with pytest.raises(ValueError) as refused:
         Policy(name)
+    assert str(refused.value) == (
+        f"there is no policy {name!r}; it is finish, close or end"
+    )
+
+
+def test_a_grace_of_its_own_is_the_notice_of_an_idle_one_too() -> None:
+    assert Policy("close", grace=10).notice == 10
+    assert Policy("close", grace=10, notice=1).notice == 1
+    assert Policy("close").notice is None
 
 
 @pytest.mark.parametrize("grace", [0, 0.0, 0.25, 5, 600, 600.0, None])
@@ -161,7 +170,7 @@ def test_routes_stand_on_lines_or_between_semicolons(
 
 @pytest.mark.parametrize("text", ["/a", "/a finish\n/b", "/a;finish", ";/a ;/b end"])
 def test_a_route_without_a_policy_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^a route needs a policy$"):
+    with pytest.raises(ValueError, match=r"^'/[ab]' has no policy$"):
         parse_routes(text)
 
 

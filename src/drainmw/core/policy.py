@@ -7,9 +7,11 @@ response; both say "do not wait", and each is understood for the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from drainmw.text import printable
 
 
 class Action(StrEnum):
@@ -31,11 +33,21 @@ class Policy:
     action: Action | str
     grace: float | None = None
     """Seconds from the begin; `None` is the grace of its kind in the settings."""
+    notice: float | None = field(default=None, compare=False, repr=False)
+    """Seconds until an idle WebSocket may be closed: the grace, if there is one, else
+    that of the settings."""
 
     def __post_init__(self) -> None:
+        if self.action not in tuple(Action):
+            known = "it is finish, close or end"
+            raise ValueError(f"there is no policy {shown(self.action)}; {known}")
         object.__setattr__(self, "action", Action(self.action))
         if self.grace is not None and not _is_grace(self.grace):
-            raise ValueError("a grace is a number of seconds from 0 to 600")
+            raise ValueError(
+                f"a grace is a number of seconds from 0 to 600, not {shown(self.grace)}"
+            )
+        if self.notice is None:
+            object.__setattr__(self, "notice", self.grace)
 
     @property
     def waits(self) -> bool:
@@ -44,6 +56,7 @@ class Policy:
 
 
 GRACE_MAXIMUM = 600.0
+SHOWN_MAXIMUM = 60  # characters
 
 Routes = tuple[tuple[str, Policy], ...]
 Chooser = Callable[[dict[str, Any]], Policy | str | None]
@@ -55,8 +68,8 @@ def parse(text: str) -> Policy:
     Raises:
         ValueError: It is not that.
     """
-    action, *grace = text.split(None, 1)
-    return Policy(action, *map(float, grace))
+    action, *grace = text.split(None, 1) or [""]
+    return Policy(action, *map(_seconds, grace))
 
 
 def normal(given: Policy | str) -> Policy:
@@ -80,8 +93,9 @@ def parse_routes(text: str) -> list[tuple[str, str]]:
     """
     parts = [part.strip() for part in text.replace(";", "\n").split("\n")]
     pairs = [tuple(part.split(None, 1)) for part in parts if part]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a route needs a policy")
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"{shown(pair[0])} has no policy")
     return [(path, policy) for path, policy in pairs]
 
 
@@ -91,6 +105,18 @@ def of_route(routes: Iterable[tuple[str, Policy]], path: str) -> Policy | None:
         if route == path or (route.endswith("*") and path.startswith(route[:-1])):
             return policy
     return None
+
+
+def shown(value: object) -> str:
+    """Something wrong, as it may stand in a message."""
+    return printable(repr(value))[:SHOWN_MAXIMUM]
+
+
+def _seconds(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # and told as what it is
 
 
 def _is_grace(value: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 SPACING = 0.05  # seconds a connection: few need no long window
@@ -30,17 +30,20 @@ class Timing:
     """Over which the closes are spread, each by its place in it."""
 
     def cut(self, timeout: float) -> Timing:
-        """The same in proportion, where it would not end before the deadline."""
+        """The same, where it ends before the deadline; else what fits of it.
+
+        A grace that is too long takes no more than half of the time: the window
+        is what keeps the clients from coming back all at once.
+        """
         left = timeout - margin(timeout)
-        longest = max(self.notice, self.grace) + self.window
-        if longest <= left:
+        longest = max(self.notice, self.grace)
+        if longest + self.window <= left:
             return self
-        share = left / longest
-        return replace(
-            self,
-            notice=self.notice * share,
-            grace=self.grace * share,
-            window=self.window * share,
+        longest = min(longest, max(left - self.window, left / 2))
+        return Timing(
+            notice=min(self.notice, longest),
+            grace=min(self.grace, longest),
+            window=min(self.window, left - longest),
         )
 
 
