@@ -605,6 +605,51 @@ async def test_any_stream_can_be_ended(settings: dict[str, Any]) -> None:
         assert await call.receive_output() == FINAL
 
 
+async def test_an_app_that_lost_its_cancel_is_cancelled_again() -> None:
+    """On Python 3.11 `wait_for` may return its result instead of raising it."""
+    cancels = 0
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        nonlocal cancels
+        start = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": EVENTS})
+        while True:
+            await send(chunk(b"data: x\n\n"))
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                cancels += 1
+                if cancels == 2:
+                    raise
+
+    release = Release(app, **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin()
+        await call.wait(3)
+    assert cancels == 2
+    assert await drained(release) == "drained"
+
+
+async def test_an_app_that_cleans_up_for_long_is_not_cancelled_again() -> None:
+    cancels = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal cancels
+        try:
+            await Streaming()(scope, receive, send)
+        finally:
+            try:
+                await asyncio.sleep(1.4)
+            except asyncio.CancelledError:
+                cancels += 1
+
+    release = Release(app, **AT_ONCE)
+    async with open_stream(release) as call:
+        await release.client.begin()
+        assert await call.receive_output(2) == FINAL
+    assert cancels == 0
+
+
 async def test_a_response_that_has_not_started_is_waited_for() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -41,6 +41,8 @@ class Exchange(Ticket):
 
     __slots__ = (
         "_cancels",
+        "_has_returned",
+        "_heard",
         "_insisting",
         "_pinned",
         "_senders",
@@ -62,6 +64,8 @@ class Exchange(Ticket):
         self._senders: list[asyncio.Task[Any]] = []
         self._insisting: asyncio.TimerHandle | None = None
         self._pinned: Any = None
+        self._heard: Message | None = None
+        self._has_returned = False
 
     # What the response is
 
@@ -97,6 +101,7 @@ class Exchange(Ticket):
         cancelled first: a call that is cancelled while it waits leaves it running.
         """
         self.is_ended = True
+        self._heard = self.last
         self._pinned = self.sender
         self._within = within
         self._senders = list(self._sending_for(task))
@@ -107,6 +112,23 @@ class Exchange(Ticket):
             self._insisting = loop.call_later(INSIST, self._cancel, task)
         else:
             self._cancel(task)
+
+    def insist(self, task: asyncio.Task[Any]) -> bool:
+        """Cancel again an app that has gone on sending; false once it has returned.
+
+        On Python 3.11 `wait_for` loses a cancel that comes together with its
+        result. One that sends nothing is cleaning up, and left alone.
+        """
+        if self._has_returned:
+            return False
+        if self.last is not self._heard:
+            self._heard = self.last
+            running = [sender for sender in self._senders if not sender.done()]
+            for sender in running:
+                sender.cancel(BECAUSE)
+            if not running:
+                self._cancel(task)
+        return True
 
     def _sending_for(self, task: asyncio.Task[Any]) -> Iterator[asyncio.Task[Any]]:
         below = dropwhile(lambda f: f.f_code not in _codes, frames(task.get_coro()))
@@ -157,9 +179,11 @@ class Exchange(Ticket):
         """Leave the task as if it had not been cancelled by us, nor ever will be."""
         if self._insisting is not None:
             self._insisting.cancel()
+        self._has_returned = True
         task = asyncio.current_task()
-        if task is not None and self._cancels:
+        while task is not None and self._cancels:
             task.uncancel()
+            self._cancels -= 1
 
 
 class Factory(Protocol):

@@ -17,6 +17,8 @@ class Policies:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._has_failed = False
+        """Then a traceback has been logged; one is enough for thousands."""
 
     def of_websocket(self, scope: Any) -> Policy:
         """Of a WebSocket."""
@@ -56,6 +58,7 @@ class Policies:
                 path=shown_path(route_path(scope)),
                 consequence="that of its kind is used",
                 error=failure_text(exc),
-                exc_info=True,
+                exc_info=not self._has_failed,
             )
+            self._has_failed = True
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -39,8 +40,11 @@ from drainmw.text import failure_text, shown_path
 T = TypeVar("T")
 
 CHUNK = 50  # connections that are looked at, or closed, before others get a turn
+TURN = 0.002  # seconds of work before others get a turn
 TICK = 0.005  # seconds between two rounds of the walk, at least
 CROWD = 1000  # let in, before those that have ended are looked for
+FIRST_LOOK = 1.0  # seconds after its end, whether a stream goes on all the same
+NEXT_LOOK = 0.25
 LEAST_PATIENCE = 0.05  # seconds for a close that is sent just before the deadline
 
 
@@ -137,14 +141,15 @@ class Walker:
         responses = await self._leaving_responses()
         number = len(sockets) + len(responses)
         place = places(number, self._chance)
-        for count, (socket, policy) in enumerate(sockets):
+        turn = _Turn()
+        for socket, policy in sockets:
             self._add_socket(socket, self._timing(policy, number), next(place))
-            await _give_way(count)
-        for count, (exchange, policy) in enumerate(responses):
+            await turn.give_way()
+        for exchange, policy in responses:
             timing = self._timing(policy, number)
             moment = self._run.begun_at + timing.grace + next(place) * timing.window
             self._add(moment, self._end, exchange)
-            await _give_way(count)
+            await turn.give_way()
         if self._shortened is not None:
             wanted, got = self._shortened
             logger().warning(
@@ -174,13 +179,14 @@ class Walker:
         return cut
 
     async def _leaving_sockets(self) -> list[tuple[Socket, Policy]]:
+        turn = _Turn()
         found: list[tuple[Socket, Policy]] = []
-        for count, ticket in enumerate(list(self._ledger.entered["websocket"])):
+        for ticket in list(self._ledger.entered["websocket"]):
             if isinstance(ticket, Socket) and self._is_ours(ticket):
                 policy = self._policies.of_websocket(ticket.scope)
                 if not policy.waits:
                     found.append((ticket, policy))
-            await _give_way(count)
+            await turn.give_way()
         return found
 
     def _is_ours(self, socket: Socket) -> bool:
@@ -191,14 +197,15 @@ class Walker:
         if not any(exchange.can_end for exchange in self._in_flight()):
             return []  # those that start later are told of
         await self._look_up_tasks()
+        turn = _Turn()
         found: list[tuple[Exchange, Policy]] = []
-        for count, exchange in enumerate(list(self._in_flight())):
+        for exchange in list(self._in_flight()):
             if exchange in self._tasks and exchange not in self._let_in:
                 self._held.append(exchange.sender)
                 policy = self._policy_of(exchange)
                 if policy is not None and not policy.waits:
                     found.append((exchange, policy))
-            await _give_way(count)
+            await turn.give_way()
         return found
 
     def _in_flight(self) -> Iterator[Exchange]:
@@ -216,10 +223,11 @@ class Walker:
         )
 
     async def _look_up_tasks(self) -> None:
-        for count, task in enumerate(asyncio.all_tasks()):
+        turn = _Turn()
+        for task in asyncio.all_tasks():
             for ticket in tickets(task):
                 self._tasks[ticket] = task
-            await _give_way(count)
+            await turn.give_way()
 
     # The walk
 
@@ -284,6 +292,17 @@ class Walker:
             return
         exchange.end(task, self._patience())
         self._done["streams"] += 1
+        self._insist_later(exchange, task, FIRST_LOOK)
+
+    def _insist_later(
+        self, exchange: Exchange, task: asyncio.Task[Any], pause: float
+    ) -> None:
+        insist = partial(self._insist, exchange, task)
+        self._schedule.add(self._clock() + pause, insist)
+
+    def _insist(self, exchange: Exchange, task: asyncio.Task[Any]) -> None:
+        if self._ledger.runs(exchange) and exchange.insist(task):
+            self._insist_later(exchange, task, NEXT_LOOK)
 
     async def _end_sought(self) -> None:
         """Look for the tasks of all that have come since we last did."""
@@ -302,10 +321,20 @@ class Walker:
         return min(self._settings.close_timeout, max(left, LEAST_PATIENCE))
 
 
-async def _give_way(count: int) -> None:
-    """Let others run, once in so many."""
-    if count % CHUNK == CHUNK - 1:
-        await asyncio.sleep(0)
+class _Turn:
+    """A turn of the loop, which is given away when it has lasted long enough."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._steps = 0
+
+    async def give_way(self) -> None:
+        """Let others run, if they have waited. Called after each step."""
+        self._steps += 1
+        if self._steps >= CHUNK or time.monotonic() - self._since > TURN:
+            await asyncio.sleep(0)
+            self._since = time.monotonic()
+            self._steps = 0
 
 
 class Walkers:
@@ -315,7 +344,7 @@ class Walkers:
         self._make = make
         self._run: Run | None = None
         self._loops: dict[asyncio.AbstractEventLoop, Walker | None] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def note(self) -> Walker | None:
         """The walker of the running loop, from now on also known to have work."""

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import path
 
 from drainmw import DrainMiddleware
-from tests.frameworks.streams import endless, open_streams
+from tests.frameworks.streams import endless, still_open
 
 did: Counter[str] = Counter()
 
@@ -52,8 +52,8 @@ async def events(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(stream, content_type="text/event-stream")
 
 
-async def still_open(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(str(len(open_streams)))
+async def open_now(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(await still_open()))
 
 
 async def upload(request: HttpRequest) -> HttpResponse:
@@ -70,7 +70,7 @@ urlpatterns = [
     path("slow", slow),
     path("stream", stream),
     path("events", events),
-    path("open", still_open),
+    path("open", open_now),
     path("upload", upload),
     path("uploads", uploads),
 ]

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.middleware import Middleware
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, open_streams
+from tests.frameworks.streams import endless, still_open
 
 did: Counter[str] = Counter()
 
@@ -50,8 +50,8 @@ def make(**options: Any) -> FastAPI:
         return StreamingResponse(endless(seconds), media_type="text/event-stream")
 
     @app.get("/open", response_class=PlainTextResponse)
-    async def still_open() -> str:
-        return str(len(open_streams))
+    async def open_now() -> str:
+        return str(await still_open())
 
     @app.post("/upload", response_class=PlainTextResponse)
     async def upload(request: Request) -> str:

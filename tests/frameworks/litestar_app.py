@@ -13,7 +13,7 @@ from litestar.exceptions import WebSocketDisconnect
 from litestar.response import Stream
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, open_streams
+from tests.frameworks.streams import endless, still_open
 
 did: Counter[str] = Counter()
 
@@ -45,8 +45,8 @@ async def events(seconds: float) -> Stream:
 
 
 @get("/open", media_type=MediaType.TEXT)
-async def still_open() -> str:
-    return str(len(open_streams))
+async def open_now() -> str:
+    return str(await still_open())
 
 
 @post("/upload", media_type=MediaType.TEXT)
@@ -76,7 +76,7 @@ async def echo(socket: WebSocket[Any, Any, Any]) -> None:
 
 
 handlers = [
-    *(hello, slow, stream, events, still_open),
+    *(hello, slow, stream, events, open_now),
     *(upload, uploads, background, echo),
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from quart import Quart, Response, request, websocket
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, open_streams
+from tests.frameworks.streams import endless, still_open
 
 did: Counter[str] = Counter()
 
@@ -47,8 +47,8 @@ def make(drain: Drain) -> Quart:
         return Response(endless(_seconds()), content_type="text/event-stream")
 
     @app.get("/open")
-    async def still_open() -> str:
-        return str(len(open_streams))
+    async def open_now() -> str:
+        return str(await still_open())
 
     @app.post("/upload")
     async def upload() -> str:

@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, open_streams
+from tests.frameworks.streams import endless, still_open
 
 did: Counter[str] = Counter()
 ORIGIN = "https://shop.example"
@@ -55,8 +55,8 @@ async def events(request: Request) -> StreamingResponse:
     return StreamingResponse(endless(_seconds(request)), media_type="text/event-stream")
 
 
-async def still_open(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(str(len(open_streams)))
+async def open_now(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(await still_open()))
 
 
 async def upload(request: Request) -> PlainTextResponse:
@@ -100,7 +100,7 @@ def routes() -> list[BaseRoute]:
         Route("/slow", slow),
         Route("/stream", stream),
         Route("/events", events),
-        Route("/open", still_open),
+        Route("/open", open_now),
         Route("/upload", upload, methods=["POST"]),
         Route("/uploads", uploads),
         Route("/background", background),

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 open_streams: set[object] = set()
-"""Those whose generator has not been closed."""
+
+
+async def still_open() -> int:
+    """How many have a generator that has not been closed.
+
+    One that was not running when its reader was cancelled is closed once it is
+    garbage.
+    """
+    gc.collect()
+    await asyncio.sleep(0.01)
+    return len(open_streams)
 
 
 async def endless(pause: float) -> AsyncIterator[str]:

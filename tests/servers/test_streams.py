@@ -98,6 +98,9 @@ async def _tell(server: Server) -> Story:
 def story(fresh_server: Server) -> Story:
     """One drain for all that is told of it here."""
     fresh_server.be_as_new()
+    size = -1
+    while size != (size := fresh_server.log.stat().st_size):
+        time.sleep(0.1)  # until what was written before has arrived
     return asyncio.run(_tell(fresh_server))
 
 
