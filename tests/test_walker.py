@@ -175,8 +175,8 @@ async def test_a_route_has_a_grace_of_its_own() -> None:
         assert (await slow.receive_output())["type"] == "websocket.close"
 
 
-async def test_a_grace_of_its_own_holds_for_an_idle_one_too() -> None:
-    release = Release(echo, **AT_ONCE, policies={"/chat": Policy("close", grace=0.15)})
+async def test_a_route_has_a_notice_of_its_own() -> None:
+    release = Release(echo, **AT_ONCE, policies={"/chat": Policy("close", notice=0.15)})
     async with open_socket(release, "/chat") as call:
         await release.client.begin()
         assert await call.receive_nothing(0.1)

@@ -37,9 +37,7 @@ class Policies:
             or self._chosen(scope)
             or Policy(default)
         )
-        if policy.grace is not None:
-            return policy
-        return replace(policy, grace=grace, notice=self._settings.close_notice)
+        return policy if policy.grace is not None else replace(policy, grace=grace)
 
     def _chosen(self, scope: Any) -> Policy | None:
         """What the app's own function says; one that fails has said nothing."""

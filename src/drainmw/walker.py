@@ -172,7 +172,10 @@ class Walker:
     def _timing(self, policy: Policy, connections: int) -> Timing:
         longest = self._settings.close_window
         window = window_for(connections * self._workers, longest)
-        timing = Timing(policy.notice or 0.0, policy.grace or 0.0, window)
+        notice = policy.notice
+        if notice is None:
+            notice = self._settings.close_notice
+        timing = Timing(notice, policy.grace or 0.0, window)
         cut = timing.cut(self._timeout)
         if cut.window < window:
             self._shortened = (window, cut.window)

@@ -45,10 +45,11 @@ def test_there_is_no_other_action(name: str) -> None:
     )
 
 
-def test_a_grace_of_its_own_is_the_notice_of_an_idle_one_too() -> None:
-    assert Policy("close", grace=10).notice == 10
-    assert Policy("close", grace=10, notice=1).notice == 1
-    assert Policy("close").notice is None
+def test_a_notice_is_a_number_of_seconds_too() -> None:
+    assert Policy("close", notice=1).notice == 1
+    assert Policy("close", grace=10).notice is None
+    with pytest.raises(ValueError, match="a notice is a number of seconds"):
+        Policy("close", notice=-1)
 
 
 @pytest.mark.parametrize("grace", [0, 0.0, 0.25, 5, 600, 600.0, None])

@@ -98,9 +98,8 @@ async def _tell(server: Server) -> Story:
 def story(fresh_server: Server) -> Story:
     """One drain for all that is told of it here."""
     fresh_server.be_as_new()
-    size = -1
-    while size != (size := fresh_server.log.stat().st_size):
-        time.sleep(0.1)  # until what was written before has arrived
+    if fresh_server.kind.name == "daphne":
+        time.sleep(1.2)  # it looks every second for apps that have failed before
     return asyncio.run(_tell(fresh_server))
 
 
@@ -155,7 +154,7 @@ def test_a_client_that_does_not_read_holds_the_drain_only_so_long(
     story: Story,
 ) -> None:
     last = max(story.seen.counted("http", "/gush"))
-    assert GRACE < last < GRACE + CLOSE_TIMEOUT + 0.5
+    assert GRACE - 0.05 < last < GRACE + CLOSE_TIMEOUT + 0.5
 
 
 def test_a_browser_that_comes_back_is_told_when_to_come_again(story: Story) -> None:

@@ -7,7 +7,7 @@ response; both say "do not wait", and each is understood for the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -32,22 +32,21 @@ class Policy:
 
     action: Action | str
     grace: float | None = None
-    """Seconds from the begin; `None` is the grace of its kind in the settings."""
-    notice: float | None = field(default=None, compare=False, repr=False)
-    """Seconds until an idle WebSocket may be closed: the grace, if there is one, else
-    that of the settings."""
+    """Seconds in which a stream may go on, or a WebSocket whose app is busy; `None` is
+    the grace of its kind in the settings."""
+    notice: float | None = None
+    """Seconds before a WebSocket is closed whose app waits for its client; `None` is
+    the notice in the settings."""
 
     def __post_init__(self) -> None:
         if self.action not in tuple(Action):
             known = "it is finish, close or end"
             raise ValueError(f"there is no policy {shown(self.action)}; {known}")
         object.__setattr__(self, "action", Action(self.action))
-        if self.grace is not None and not _is_grace(self.grace):
-            raise ValueError(
-                f"a grace is a number of seconds from 0 to 600, not {shown(self.grace)}"
-            )
-        if self.notice is None:
-            object.__setattr__(self, "notice", self.grace)
+        for name, value in (("grace", self.grace), ("notice", self.notice)):
+            if value is not None and not _is_seconds(value):
+                right = "a number of seconds from 0 to 600"
+                raise ValueError(f"a {name} is {right}, not {shown(value)}")
 
     @property
     def waits(self) -> bool:
@@ -119,7 +118,7 @@ def _seconds(text: str) -> Any:
         return text  # and told as what it is
 
 
-def _is_grace(value: object) -> bool:
+def _is_seconds(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= GRACE_MAXIMUM
