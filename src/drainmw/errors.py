@@ -10,16 +10,36 @@ DrainError
 │   ├── DrainDetached        ownership has moved, nothing may reopen
 │   ├── DrainNotFound        no drain of that nonce
 │   ├── PhaseConflict        the phase has no such transition
-│   └── Superseded           another worker has moved on meanwhile
+│   ├── Superseded           another worker has moved on meanwhile
+│   ├── StateAdapterNotFound no adapter of that protocol
+│   ├── StateAlreadyStarted  another handoff of that protocol runs, or has ended
+│   └── StateNotFound        no handoff of that nonce
 ├── Misuse               fix the code or the configuration
 │   ├── SettingsError        a setting that is not usable
 │   ├── InstalledTwice       two middlewares in one chain
-│   └── GroupError           the workers of a release cannot act as one
+│   ├── GroupError           the workers of a release cannot act as one
+│   └── StateAdapterInvalid  a state adapter that cannot be registered
 ├── RequestInvalid       the peer sent something that is not in the contract
-└── SourceError          an adapter's system failed
-    ├── SourceUnavailable    no answer: the count is unknown, never zero
-    ├── CountersInvalid      a counter is not a whole number of at least 0
-    └── CountersUnknown      somebody was asked and has not answered
+│   ├── StateRequestInvalid  a begin of a handoff is not in its form
+│   │   └── StateVersionUnknown  a version of state that no adapter reads
+│   ├── StateSourceInvalid   its source is not on this host, or not clearly so
+│   └── StateRevisionInvalid a revision is not 40 lower-case hex digits
+├── SourceError          an adapter's system failed
+│   ├── SourceUnavailable    no answer: the count is unknown, never zero
+│   ├── CountersInvalid      a counter is not a whole number of at least 0
+│   └── CountersUnknown      somebody was asked and has not answered
+└── StateError           state cannot go over
+    ├── StateValueInvalid    it is not JSON
+    ├── StateExportInvalid   it does not pass its adapter's own check
+    ├── StateExportTooLarge  it is more than its adapter's maximum
+    └── StateFetchError      the new release could not take it from the old one
+        ├── StateSourceUnreachable   no connection, or it broke
+        ├── StateSourceRedirected    the source points elsewhere
+        ├── StateSourceFailed        the source answers with an error
+        ├── StateSourceTooLarge      more arrives than the adapter's maximum
+        ├── StateEnvelopeInvalid     what arrived is not the envelope asked for
+        ├── StateDigestMismatch      what arrived is not what was sent
+        └── StateTimeout             the time of the handoff is over
 """
 
 from __future__ import annotations
@@ -154,6 +174,46 @@ class Superseded(Refused):
     code = "RUNTIME_DRAIN_SUPERSEDED"
 
 
+class StateAdapterNotFound(Refused):
+    """Raised when state is asked for and no adapter is registered for it."""
+
+    code = "RUNTIME_STATE_ADAPTER_NOT_FOUND"
+
+    def __init__(self, protocol: str | None, known: list[str]) -> None:
+        super().__init__(protocol, known)
+        self.protocol = protocol
+        self.known = known
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "this release has no state adapter"
+        names = ", ".join(self.known)
+        if self.protocol is None:
+            return f"this release has several state adapters; name one of {names}"
+        return f"this release has no state adapter of that protocol; it has {names}"
+
+
+class StateAlreadyStarted(Refused):
+    """Raised when a begin meets a handoff that is not its own."""
+
+    code = "RUNTIME_STATE_ALREADY_STARTED"
+
+    def __str__(self) -> str:
+        return (
+            "another handoff of this protocol, or with this nonce, has begun; it is "
+            "untouched. A fresh process can begin anew"
+        )
+
+
+class StateNotFound(Refused):
+    """Raised when a nonce names no handoff of this process."""
+
+    code = "RUNTIME_STATE_NOT_FOUND"
+
+    def __str__(self) -> str:
+        return "no handoff of this nonce"
+
+
 class Misuse(DrainError):
     """Raised when the calling code or the configuration has to be mended."""
 
@@ -180,10 +240,64 @@ class GroupError(Misuse):
     code = "RUNTIME_GROUP_UNAVAILABLE"
 
 
+class StateAdapterInvalid(Misuse):
+    """Raised when a state adapter is registered that is not in the right form."""
+
+    code = "RUNTIME_STATE_ADAPTER_INVALID"
+
+
 class RequestInvalid(DrainError):
     """Raised when a begin is not in the contract's form; nothing changed."""
 
     code = "RUNTIME_DRAIN_REQUEST_INVALID"
+
+
+class StateRequestInvalid(RequestInvalid):
+    """Raised when the begin of a handoff is not in the contract's form."""
+
+    code = "RUNTIME_STATE_REQUEST_INVALID"
+
+
+class StateVersionUnknown(StateRequestInvalid):
+    """Raised when a handoff is begun of a version that its adapter cannot read."""
+
+    def __init__(self, protocol: str, given: int, known: list[int]) -> None:
+        super().__init__(protocol, given, known)
+        self.protocol = protocol
+        self.given = given
+        self.known = known
+
+    def __str__(self) -> str:
+        known = " and ".join(str(version) for version in self.known)
+        return (
+            f"the state of {self.protocol} is of version {self.given}; "
+            f"this release reads {known}"
+        )
+
+
+class StateSourceInvalid(RequestInvalid):
+    """Raised when the source of a handoff is not plainly a URL of this host."""
+
+    code = "RUNTIME_STATE_SOURCE_INVALID"
+
+    def __str__(self) -> str:
+        return (
+            "source.url must be http://, then 127.0.0.1, [::1] or localhost, a port if "
+            "it is not 80, a path, and no user, password or fragment"
+        )
+
+
+class StateRevisionInvalid(RequestInvalid):
+    """Raised when state is asked for with something that is no revision."""
+
+    code = "RUNTIME_STATE_REVISION_INVALID"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.name} must be 40 lower-case hex digits"
 
 
 class SourceError(DrainError):
@@ -226,3 +340,98 @@ class CountersUnknown(SourceError):
     def __str__(self) -> str:
         because = f" ({self.why})" if self.why else ""
         return f"no count from {', '.join(self.who)}{because}"
+
+
+class StateError(DrainError):
+    """Raised when state cannot go over; the release that has it keeps it."""
+
+    code = "RUNTIME_STATE_ERROR"
+
+
+class StateValueInvalid(StateError):
+    """Raised when a value is not JSON: NaN, a cycle, a type that JSON lacks."""
+
+    code = "RUNTIME_STATE_VALUE_INVALID"
+
+
+class StateExportInvalid(StateError):
+    """Raised when what an adapter exports does not pass its own check."""
+
+    code = "RUNTIME_STATE_EXPORT_INVALID"
+
+
+class StateExportTooLarge(StateError):
+    """Raised when what an adapter exports is more than it may be."""
+
+    code = "RUNTIME_STATE_EXPORT_TOO_LARGE"
+
+    def __init__(self, maximum: int) -> None:
+        super().__init__(maximum)
+        self.maximum = maximum
+
+    def __str__(self) -> str:
+        return f"the state is more than the {self.maximum} bytes of its adapter"
+
+
+class StateFetchError(StateError):
+    """Raised when the new release cannot take over what the old one exports."""
+
+
+class StateSourceUnreachable(StateFetchError):
+    """Raised when the source does not answer, or breaks off."""
+
+    code = "RUNTIME_STATE_SOURCE_UNREACHABLE"
+
+
+class StateSourceRedirected(StateFetchError):
+    """Raised when the source answers with another address; nobody goes there."""
+
+    code = "RUNTIME_STATE_SOURCE_REDIRECTED"
+
+
+class StateSourceFailed(StateFetchError):
+    """Raised when the source answers with a status that is no success."""
+
+    code = "RUNTIME_STATE_SOURCE_HTTP"
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+        self.code = f"RUNTIME_STATE_SOURCE_HTTP_{status}"
+
+    def __str__(self) -> str:
+        return f"the source answered with status {self.status}"
+
+
+class StateSourceTooLarge(StateFetchError):
+    """Raised when more arrives, or is announced, than the adapter takes."""
+
+    code = "RUNTIME_STATE_SOURCE_TOO_LARGE"
+
+    def __init__(self, maximum: int) -> None:
+        super().__init__(maximum)
+        self.maximum = maximum
+
+    def __str__(self) -> str:
+        return f"the source sends more than the {self.maximum} bytes of the adapter"
+
+
+class StateEnvelopeInvalid(StateFetchError):
+    """Raised when what arrived is not the envelope that was asked for."""
+
+    code = "RUNTIME_STATE_ENVELOPE_INVALID"
+
+
+class StateDigestMismatch(StateFetchError):
+    """Raised when an envelope's digest is not that of its contents."""
+
+    code = "RUNTIME_STATE_DIGEST_MISMATCH"
+
+    def __str__(self) -> str:
+        return "the digest is not that of what arrived"
+
+
+class StateTimeout(StateFetchError):
+    """Raised when a handoff is not done in its time."""
+
+    code = "RUNTIME_STATE_TIMEOUT"
