@@ -16,7 +16,7 @@ HOME = Path(drainmw.__file__).parent
 # A module may import from floors below its own, and from its own.
 FLOORS = (
     ("errors",),
-    ("contract", "bodies"),
+    ("contract", "location", "bodies"),
     ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
     ("supervisor", "locks", "slots"),
     ("flag", "log", "answers", "interrupt", "reporting", "record", "sources", "client"),
@@ -33,7 +33,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-PURE = ("errors", "contract", "bodies", "core", "text")
+PURE = ("errors", "contract", "location", "bodies", "core", "text")
 IMPURE = {"asyncio", "time", "socket", "threading", "logging", "structlog", "selectors"}
 
 MODULES = {

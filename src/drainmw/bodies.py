@@ -3,28 +3,53 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 
-from drainmw.contract import PROTOCOL, TIMEOUT_MS_MAXIMUM, TIMEOUT_MS_MINIMUM
-from drainmw.errors import RequestInvalid
+from drainmw.contract import (
+    CURSOR_FORM,
+    DIGEST_FORM,
+    PROTOCOL,
+    REVISION_FORM,
+    SCHEMA_VERSION_MAXIMUM,
+    STATE_PROTOCOL_FORM,
+    TIMEOUT_MS_MAXIMUM,
+    TIMEOUT_MS_MINIMUM,
+)
+from drainmw.errors import (
+    DrainError,
+    RequestInvalid,
+    StateEnvelopeInvalid,
+    StateRequestInvalid,
+)
+from drainmw.location import Location
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes, invalid: type[RequestInvalid] = RequestInvalid) -> Any:
     """Parse strict JSON: UTF-8, no NaN, no infinity.
 
     Raises:
-        RequestInvalid: For whatever does not parse, however it does not.
+        RequestInvalid: For whatever does not parse, however it does not; or
+            that kind of it.
     """
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError:
-        raise RequestInvalid("the body must be JSON in UTF-8") from None
+        raise invalid("the body must be JSON in UTF-8") from None
     except RecursionError:
-        raise RequestInvalid("the body is nested too deeply") from None
+        raise invalid("the body is nested too deeply") from None
     except ValueError:  # JSONDecodeError, and the limit on digits of an integer
-        raise RequestInvalid("the body must be a JSON document") from None
+        raise invalid("the body must be a JSON document") from None
 
 
 def _no_constant(name: str) -> Any:
@@ -44,12 +69,24 @@ def _whole_number(value: object) -> object:
 
 # The engine behind these patterns knows no `$` before a trailing newline.
 Nonce = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{43}$")]
-Revision = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{40}$")]
+Revision = Annotated[str, Field(strict=True, pattern=f"^{REVISION_FORM}$")]
 TimeoutMs = Annotated[
     int,
     BeforeValidator(_whole_number),
     Field(ge=TIMEOUT_MS_MINIMUM, le=TIMEOUT_MS_MAXIMUM),
 ]
+StateProtocol = Annotated[str, Field(strict=True, pattern=f"^{STATE_PROTOCOL_FORM}$")]
+SchemaVersion = Annotated[
+    int, BeforeValidator(_whole_number), Field(ge=1, le=SCHEMA_VERSION_MAXIMUM)
+]
+Cursor = Annotated[str, Field(strict=True, pattern=f"^{CURSOR_FORM}$")]
+Digest = Annotated[str, Field(strict=True, pattern=f"^{DIGEST_FORM}$")]
+
+
+def _authorization(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"Bearer [A-Za-z0-9_-]{43}", value):
+        return value
+    raise ValueError("not a bearer token")
 
 
 class _Wire(BaseModel):
@@ -93,6 +130,71 @@ class NonceRequest(_Wire):
         return _parse(cls, value)
 
 
+class StateSource(_Wire):
+    """Where the state is fetched, and what opens it there."""
+
+    url: str = Field(strict=True)
+    authorization: Annotated[SecretStr, BeforeValidator(_authorization)]
+
+    @property
+    def location(self) -> Location:
+        """What to connect to, and what to ask for.
+
+        Raises:
+            StateSourceInvalid: It is not this host, or not clearly so.
+        """
+        return Location.read(self.url)
+
+
+class StateBeginRequest(_Wire):
+    """The members of the begin of a handoff; others are ignored."""
+
+    protocol: StateProtocol
+    nonce: Nonce
+    schema_version: SchemaVersion = Field(alias="schemaVersion")
+    source_revision: Revision = Field(alias="sourceRevision")
+    target_revision: Revision = Field(alias="targetRevision")
+    source: StateSource
+    timeout_ms: TimeoutMs = Field(alias="timeoutMs")
+
+    @classmethod
+    def parse(cls, value: object) -> StateBeginRequest:
+        """Read a parsed JSON value.
+
+        Raises:
+            StateRequestInvalid: Names each member that is wrong and its right form.
+            StateSourceInvalid: Its source is not this host, or not clearly so.
+        """
+        request = _parse(cls, value, StateRequestInvalid, _RIGHT_FORM_OF_STATE)
+        Location.read(request.source.url)
+        return request
+
+    def is_retry_of(self, other: StateBeginRequest) -> bool:
+        """Whether it begins the same handoff: all but its time is equal."""
+        return self.model_copy(update={"timeout_ms": other.timeout_ms}) == other
+
+
+class EnvelopeBody(_Wire):
+    """The members of an envelope; others are ignored."""
+
+    protocol: StateProtocol
+    schema_version: SchemaVersion = Field(alias="schemaVersion")
+    source_revision: Revision = Field(alias="sourceRevision")
+    target_revision: Revision = Field(alias="targetRevision")
+    cursor: Cursor
+    value: Any
+    digest: Digest
+
+    @classmethod
+    def parse(cls, value: object) -> EnvelopeBody:
+        """Read a parsed JSON value.
+
+        Raises:
+            StateEnvelopeInvalid: Names each member that is wrong and its right form.
+        """
+        return _parse(cls, value, StateEnvelopeInvalid, _RIGHT_FORM_OF_STATE)
+
+
 _RIGHT_FORM = {
     "protocol": f'exactly "{PROTOCOL}"',
     "nonce": "43 characters of base64url",
@@ -100,15 +202,26 @@ _RIGHT_FORM = {
     "targetRevision": "40 lower-case hex digits",
     "timeoutMs": "a whole number from 100 to 600000",
 }
+_RIGHT_FORM_OF_STATE = _RIGHT_FORM | {
+    "protocol": "1 to 128 of the characters A-Z a-z 0-9 _ . : @ / -",
+    "schemaVersion": f"a whole number from 1 to {SCHEMA_VERSION_MAXIMUM}",
+    "source": 'an object with a url and an authorization, "Bearer" and a token',
+    "cursor": "1 to 512 of the characters A-Z a-z 0-9 _ . : @ / + - =",
+    "value": "there",
+    "digest": '"sha256:" and 64 lower-case hex digits',
+}
 
 
-def _parse(model: type[M], value: object) -> M:
+def _parse(
+    model: type[M],
+    value: object,
+    invalid: type[DrainError] = RequestInvalid,
+    forms: Mapping[str, str] = _RIGHT_FORM,
+) -> M:
     if not isinstance(value, dict):
-        raise RequestInvalid("the body must be a JSON object")
+        raise invalid("the body must be a JSON object")
     try:
         return model.model_validate(value)
     except ValidationError as exc:
         wrong = dict.fromkeys(str(error["loc"][0]) for error in exc.errors())
-    raise RequestInvalid(
-        "; ".join(f"{name} must be {_RIGHT_FORM[name]}" for name in wrong)
-    )
+    raise invalid("; ".join(f"{name} must be {forms[name]}" for name in wrong))

@@ -22,12 +22,26 @@ CORDON_PATH = f"{OWN_PREFIX}/cordon"
 UNCORDON_PATH = f"{OWN_PREFIX}/uncordon"
 RESUME_PATH = f"{OWN_PREFIX}/resume"
 
+STATE_PREFIX = "/.forgezero/runtime/state/v1"
+STATE_EXPORT_PATH = f"{STATE_PREFIX}/export"
+STATE_BEGIN_PATH = f"{STATE_PREFIX}/begin"
+STATE_STATUS_PATH = f"{STATE_PREFIX}/status"
+
 MARKER_HEADER = "drainmw-refused"
 """On every refusal of ours, with the phase as its value."""
 
 TIMEOUT_MS_MINIMUM = 100
 TIMEOUT_MS_MAXIMUM = 600_000
 FAILURE_MAXIMUM = 128  # characters
+
+SCHEMA_VERSION_MAXIMUM = 65535
+STATE_BYTES_MAXIMUM = 1_048_576
+
+# Each matches a whole text or not at all.
+REVISION_FORM = r"[0-9a-f]{40}"
+STATE_PROTOCOL_FORM = r"[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}"
+CURSOR_FORM = r"[A-Za-z0-9][A-Za-z0-9_.:@/+\-=]{0,511}"
+DIGEST_FORM = r"sha256:[0-9a-f]{64}"
 
 TIMEOUT = "RUNTIME_DRAIN_TIMEOUT"
 NOT_IDLE = "RUNTIME_DRAIN_NOT_IDLE"
