@@ -18,6 +18,7 @@ FLOORS = (
     ("errors",),
     ("contract", "location", "bodies"),
     ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
+    ("state",),
     ("supervisor", "locks", "slots"),
     ("flag", "log", "answers", "interrupt", "reporting", "record", "sources", "client"),
     ("exchange", "sockets", "policies"),
@@ -33,7 +34,15 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-PURE = ("errors", "contract", "location", "bodies", "core", "text")
+PURE = (
+    "errors",
+    "contract",
+    "location",
+    "bodies",
+    "core",
+    "text",
+    "state",
+)
 IMPURE = {"asyncio", "time", "socket", "threading", "logging", "structlog", "selectors"}
 
 MODULES = {

@@ -1,0 +1,311 @@
+"""The protocol between a release and the state that it hands over.
+
+An adapter exports one kind of state, named by its protocol and a version, and
+imports it in the next release. Its older versions are read there where the
+adapter says how each is lifted to the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
+
+from drainmw.bodies import StateBeginRequest
+from drainmw.contract import (
+    FAILURE_MAXIMUM,
+    SCHEMA_VERSION_MAXIMUM,
+    STATE_BYTES_MAXIMUM,
+    STATE_PROTOCOL_FORM,
+)
+from drainmw.core.envelope import Envelope, Export, Terms, build, verify
+from drainmw.errors import (
+    StateAdapterInvalid,
+    StateAdapterNotFound,
+    StateEnvelopeInvalid,
+    StateError,
+    StateExportInvalid,
+    StateRequestInvalid,
+    StateVersionUnknown,
+)
+from drainmw.text import failure_text
+
+Lift = Callable[[Any], Any]
+"""Makes a value of one version into one of the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportContext:
+    """What an import is told of the value that it is given."""
+
+    source_revision: str
+    target_revision: str
+    cursor: str
+    """Where the exporting adapter stood."""
+    digest: str
+    nonce: str
+    """Of the handoff; the same if it is done again in a fresh process."""
+    schema_version: int
+    """In which the value came, before it was lifted."""
+    provisional: bool = True
+    """The old release may still take its work back."""
+    index: int = 0
+    """This worker's place among those that import the same value."""
+    count: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        envelope: Envelope,
+        nonce: str,
+        *,
+        provisional: bool = True,
+        index: int = 0,
+        count: int = 1,
+    ) -> ImportContext:
+        """That of a verified envelope, for one of so many workers."""
+        return cls(
+            source_revision=envelope.terms.source_revision,
+            target_revision=envelope.terms.target_revision,
+            cursor=envelope.cursor,
+            digest=envelope.digest,
+            nonce=nonce,
+            schema_version=envelope.terms.schema_version,
+            provisional=provisional,
+            index=index,
+            count=count,
+        )
+
+
+@runtime_checkable
+class StateAdapter(Protocol):
+    """One kind of state. Values are JSON: `None`, `bool`, `int`, `float`, `str`,
+    lists, and dicts with `str` for names.
+
+    An integer beyond 53 bits arrives as the nearest `float`, which may be another
+    number; an adapter with a true `exact` does not export it.
+    """
+
+    protocol: str
+    """Its name on the wire, such as `presence/v1`."""
+    schema_version: int
+    """From 1 to 65535; grows when the form of the value changes."""
+    maximum_bytes: int
+    """Of the envelope, from 1 to 1048576."""
+
+    def validate(self, value: Any) -> bool:
+        """Whether that is a value of this adapter, in its own version.
+
+        Asked before a value goes out and before one is imported, outside the
+        event loop. An exception is a no.
+        """
+        ...
+
+    async def export_state(self) -> tuple[str, Any]:
+        """A cursor, which says where this state stands, and the value.
+
+        Nobody may change the value afterwards: it is written by another thread.
+        """
+        ...
+
+    async def import_state(self, value: Any, context: ImportContext) -> None:
+        """Take a verified value over; called at most once.
+
+        Cancelled at the deadline. Whatever it raises fails the handoff with
+        its message, and must leave this release as it was.
+        """
+        ...
+
+
+@runtime_checkable
+class Lifts(Protocol):
+    """An adapter that reads older versions."""
+
+    older: Mapping[int, Lift]
+    """By version, how a value becomes one of the next; without a gap up to
+    the adapter's own."""
+
+
+class Adapters:
+    """The state adapters of one release."""
+
+    def __init__(self) -> None:
+        self._by_protocol: dict[str, StateAdapter] = {}
+
+    def __iter__(self) -> Iterator[StateAdapter]:
+        return iter(self._by_protocol.values())
+
+    def __len__(self) -> int:
+        return len(self._by_protocol)
+
+    def add(self, adapter: StateAdapter) -> None:
+        """Register an adapter.
+
+        Raises:
+            StateAdapterInvalid: Says what is not in its form, and its right form.
+        """
+        check(adapter)
+        if adapter.protocol in self._by_protocol:
+            raise StateAdapterInvalid(
+                f"there is a state adapter of the protocol {adapter.protocol} already"
+            )
+        self._by_protocol[adapter.protocol] = adapter
+
+    def find(self, protocol: str | None) -> StateAdapter:
+        """The adapter of a protocol, which may be left out where there is one.
+
+        Raises:
+            StateAdapterNotFound: Names those that there are.
+        """
+        known = list(self._by_protocol)
+        if protocol is None and len(known) == 1:
+            protocol = known[0]
+        if protocol is None or protocol not in self._by_protocol:
+            raise StateAdapterNotFound(protocol, known)
+        return self._by_protocol[protocol]
+
+    def chosen(self, request: StateBeginRequest) -> StateAdapter:
+        """The adapter that imports what a begin asks for.
+
+        Raises:
+            StateRequestInvalid: There is none of that protocol.
+            StateVersionUnknown: It does not read that version.
+        """
+        try:
+            adapter = self.find(request.protocol)
+        except StateAdapterNotFound as exc:
+            raise StateRequestInvalid(str(exc)) from None
+        versions = readable(adapter)
+        if request.schema_version not in versions:
+            raise StateVersionUnknown(
+                adapter.protocol, request.schema_version, versions
+            )
+        return adapter
+
+
+def readable(adapter: StateAdapter) -> list[int]:
+    """The versions that an adapter reads, its own as the last."""
+    return [*sorted(_older(adapter)), adapter.schema_version]
+
+
+def _older(adapter: StateAdapter) -> Mapping[int, Lift]:
+    return adapter.older if isinstance(adapter, Lifts) else {}
+
+
+# Checks
+
+
+def check(adapter: StateAdapter) -> None:
+    """Look at an adapter before it is needed.
+
+    Raises:
+        StateAdapterInvalid: Says what is not in its form, and its right form.
+    """
+    protocol = getattr(adapter, "protocol", None)
+    if not isinstance(protocol, str) or not re.fullmatch(STATE_PROTOCOL_FORM, protocol):
+        raise StateAdapterInvalid(
+            "protocol of a state adapter must be 1 to 128 of the characters "
+            "A-Z a-z 0-9 _ . : @ / -, the first a letter or a digit"
+        )
+    _check_whole(adapter, "schema_version", SCHEMA_VERSION_MAXIMUM)
+    _check_whole(adapter, "maximum_bytes", STATE_BYTES_MAXIMUM)
+    for name in ("validate", "export_state", "import_state"):
+        if not callable(getattr(adapter, name, None)):
+            raise StateAdapterInvalid(f"{protocol} must have a method {name}")
+    _check_older(adapter)
+
+
+def _check_whole(adapter: StateAdapter, name: str, maximum: int) -> None:
+    number = getattr(adapter, name, None)
+    if type(number) is not int or not 1 <= number <= maximum:
+        raise StateAdapterInvalid(
+            f"{name} of {adapter.protocol} must be an int from 1 to {maximum}"
+        )
+
+
+def _check_older(adapter: StateAdapter) -> None:
+    older: object = _older(adapter)
+    if not isinstance(older, Mapping) or not all(
+        type(version) is int and version > 0 and callable(lift)
+        for version, lift in older.items()
+    ):
+        raise StateAdapterInvalid(
+            f"older of {adapter.protocol} must map versions to functions of a value"
+        )
+    if any(after != before + 1 for before, after in pairwise(readable(adapter))):
+        raise StateAdapterInvalid(
+            f"older of {adapter.protocol} must lead to version "
+            f"{adapter.schema_version}, each one version further"
+        )
+
+
+# Out and in, outside the event loop
+
+
+def export(adapter: StateAdapter, terms: Terms, exported: object) -> Export:
+    """Check what `export_state` returned and put it into an envelope.
+
+    Raises:
+        StateExportInvalid: The cursor or the value is not what it should be.
+        StateValueInvalid: The value is not JSON.
+        StateExportTooLarge: It is more than the adapter's maximum.
+    """
+    if not isinstance(exported, tuple) or len(exported) != 2:
+        raise StateExportInvalid(f"{adapter.protocol} must export a cursor and a value")
+    cursor, value = exported
+    _check_value(adapter, value, StateExportInvalid)
+    built = build(terms, cursor, value, adapter.maximum_bytes)
+    if built.large and getattr(adapter, "exact", False):
+        raise StateExportInvalid(
+            f"{adapter.protocol} exports {built.large} integers beyond 53 bits, which "
+            "would arrive as other numbers; make them texts"
+        )
+    return built
+
+
+def receive(
+    adapter: StateAdapter, request: StateBeginRequest, body: bytes | bytearray
+) -> tuple[Any, Envelope]:
+    """The value to import, in the adapter's own version, and its envelope.
+
+    Raises:
+        StateEnvelopeInvalid: It is not in its form, not the one asked for, or
+            its value is none of the adapter's.
+        StateDigestMismatch: The digest is not that of its contents.
+    """
+    envelope = verify(body, Terms.of(request))
+    value = _lifted(adapter, envelope)
+    _check_value(adapter, value, StateEnvelopeInvalid)
+    return value, envelope
+
+
+def _check_value(adapter: StateAdapter, value: Any, invalid: type[StateError]) -> None:
+    """Ask the adapter. What the value holds stands in no message."""
+    try:
+        is_valid = adapter.validate(value)
+    except Exception as exc:
+        why = type(exc).__name__
+        raise invalid(f"{adapter.protocol} refuses the value: {why}") from exc
+    if not is_valid:
+        raise invalid(f"{adapter.protocol} refuses the value")
+
+
+def _lifted(adapter: StateAdapter, envelope: Envelope) -> Any:
+    value, older = envelope.value, _older(adapter)
+    for version in range(envelope.terms.schema_version, adapter.schema_version):
+        try:
+            value = older[version](value)
+        except Exception as exc:
+            raise StateEnvelopeInvalid(
+                f"{adapter.protocol} cannot lift the value from version {version}: "
+                f"{type(exc).__name__}"
+            ) from exc
+    return value
+
+
+def failure_of(exc: BaseException) -> str:
+    """What a status says of the error that failed a handoff."""
+    text = exc.code if isinstance(exc, StateError) else failure_text(exc)
+    return text[:FAILURE_MAXIMUM]
