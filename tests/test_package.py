@@ -18,7 +18,7 @@ FLOORS = (
     ("errors",),
     ("contract", "location", "bodies"),
     ("text", "core", "settings", "tokens", "socketfile", "sources.base"),
-    ("state",),
+    ("state", "modelstate"),
     ("supervisor", "locks", "slots"),
     ("flag", "log", "answers", "interrupt", "reporting", "record", "sources", "client"),
     ("exchange", "sockets", "policies"),
@@ -42,6 +42,7 @@ PURE = (
     "core",
     "text",
     "state",
+    "modelstate",
 )
 IMPURE = {"asyncio", "time", "socket", "threading", "logging", "structlog", "selectors"}
 
