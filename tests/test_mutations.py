@@ -30,9 +30,12 @@ SPREAD = ("tests/core/test_spread.py",)
 POLICIES = ("tests/test_policies.py",)
 INTERRUPT = ("tests/test_interrupt.py",)
 EXCHANGE = ("tests/test_exchange.py",)
+CANONICAL = ("tests/core/test_canonical.py",)
+STATE_VECTORS = ("tests/test_state_vectors.py",)
 ALL = (
     *(*LEDGER, *PHASES, *VECTORS, *RELEASE, *MIDDLEWARE),
     *(*SPREAD, *POLICIES, *INTERRUPT, *EXCHANGE),
+    *(*CANONICAL, *STATE_VECTORS),
 )
 
 
@@ -217,6 +220,62 @@ LIES = (
         "*_, innermost = chain(awaitable)",
         "innermost = awaitable",
         INTERRUPT,
+    ),
+    Lie(
+        "a digest is not compared",
+        "core/envelope.py",
+        "    if digest(head, text, _TAIL) != given.digest:\n",
+        "    if False:\n",
+        STATE_VECTORS,
+    ),
+    Lie(
+        "state of another release is taken",
+        "core/envelope.py",
+        "    if wrong:\n",
+        "    if False:\n",
+        STATE_VECTORS,
+    ),
+    Lie(
+        "more is taken than the maximum",
+        "core/envelope.py",
+        "if len(self.body) + len(part) > self._maximum:",
+        "if len(self.body) > self._maximum:",
+        STATE_VECTORS,
+    ),
+    Lie(
+        "an adapter is not asked before its import",
+        "state.py",
+        "    _check_value(adapter, value, StateEnvelopeInvalid)\n",
+        "",
+        STATE_VECTORS,
+    ),
+    Lie(
+        "a host need only begin like a local one",
+        "location.py",
+        "_SOURCE_URL.fullmatch(url)",
+        "_SOURCE_URL.match(url)",
+        STATE_VECTORS,
+    ),
+    Lie(
+        "a retry may name another source",
+        "bodies.py",
+        '{"timeout_ms": other.timeout_ms}',
+        '{"timeout_ms": other.timeout_ms, "source": other.source}',
+        STATE_VECTORS,
+    ),
+    Lie(
+        "names are sorted by their code points",
+        "core/canonical.py",
+        "sorted(members, key=_utf16)",
+        "sorted(members)",
+        CANONICAL,
+    ),
+    Lie(
+        "two halves of a pair are written apart",
+        "core/canonical.py",
+        '    return _utf16(text).decode("utf-16-be", "surrogatepass")\n',
+        "    return text\n",
+        CANONICAL,
     ),
 )
 
