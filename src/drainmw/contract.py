@@ -80,6 +80,23 @@ class Status(_Status, total=False):
     failure: str
 
 
+class _StateStatus(TypedDict):
+    protocol: str
+    nonce: str
+    schemaVersion: int
+    sourceRevision: str
+    targetRevision: str
+    status: Literal["pending", "acknowledged", "failed"]
+
+
+class StateStatus(_StateStatus, total=False):
+    """The answer to the status of a handoff: what follows is there once it is so."""
+
+    cursor: str
+    digest: str
+    failure: str
+
+
 class Moved(TypedDict):
     """The answer to cordon, uncordon and resume."""
 

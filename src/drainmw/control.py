@@ -21,13 +21,21 @@ from starlette.types import Receive, Scope, Send
 
 from drainmw import metrics
 from drainmw.answers import PROBLEM
-from drainmw.bodies import BeginRequest, NonceRequest, parse_json
+from drainmw.bodies import (
+    BeginRequest,
+    NonceRequest,
+    StateBeginRequest,
+    parse_json,
+)
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
     METRICS_PATH,
     REPORT_PATH,
     RESUME_PATH,
+    STATE_BEGIN_PATH,
+    STATE_EXPORT_PATH,
+    STATE_STATUS_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
 )
@@ -43,6 +51,17 @@ from drainmw.errors import (
     PhaseConflict,
     RequestInvalid,
     RevisionMismatch,
+    StateAdapterNotFound,
+    StateAlreadyStarted,
+    StateExportInvalid,
+    StateExportTooLarge,
+    StateNotExportable,
+    StateNotFound,
+    StateRequestInvalid,
+    StateRevisionInvalid,
+    StateSourceInvalid,
+    StateValueInvalid,
+    StateVersionUnknown,
 )
 from drainmw.log import logger
 from drainmw.release import Drain
@@ -120,6 +139,17 @@ STATUS: Mapping[type[DrainError], tuple[int, str]] = {
     DrainNotFound: (404, "No such drain"),
     CountersInvalid: (500, "A counter is not valid"),
     CountersUnknown: (503, "A counter is unknown"),
+    StateRequestInvalid: (400, "The request is not in the form of the contract"),
+    StateVersionUnknown: (400, "No adapter reads that version"),
+    StateSourceInvalid: (400, "The source is not on this host"),
+    StateRevisionInvalid: (400, "A revision is not in its form"),
+    StateAdapterNotFound: (404, "No such state adapter"),
+    StateNotFound: (404, "No such handoff"),
+    StateNotExportable: (409, "Not exported in this phase"),
+    StateAlreadyStarted: (409, "Another handoff has begun"),
+    StateExportInvalid: (500, "The state does not pass its own check"),
+    StateExportTooLarge: (500, "The state is too large"),
+    StateValueInvalid: (500, "The state is not JSON"),
     metrics.MetricsUnavailable: (501, "Metrics are not installed"),
 }
 
@@ -142,6 +172,9 @@ class Control:
             CORDON_PATH: ("POST", self._cordon),
             UNCORDON_PATH: ("POST", self._uncordon),
             RESUME_PATH: ("POST", self._resume),
+            STATE_EXPORT_PATH: ("GET", self._export),
+            STATE_BEGIN_PATH: ("POST", self._begin_handoff),
+            STATE_STATUS_PATH: ("GET", self._handoff_status),
         }
 
     @property
@@ -229,10 +262,7 @@ class Control:
         return JSONResponse({"accepted": True, "duplicate": duplicate}, 202)
 
     async def _status(self, request: Request) -> Response:
-        query = parse_qs(request.scope.get("query_string", b"").decode("latin-1"))
-        nonces = query.get("nonce", [])
-        nonce = nonces[0] if len(nonces) == 1 else None
-        return JSONResponse(await self._drain.status(nonce))
+        return JSONResponse(await self._drain.status(_queried(request, "nonce")))
 
     async def _report(self, _request: Request) -> Response:
         return JSONResponse(await self._drain.report())
@@ -252,6 +282,24 @@ class Control:
     async def _resume(self, request: Request) -> Response:
         body = NonceRequest.parse(await self._json(request))
         return self._moved(await self._drain.resume(body.nonce))
+
+    async def _export(self, request: Request) -> Response:
+        export = await self._drain.export_state(
+            _queried(request, "protocol"),
+            _queried(request, "sourceRevision") or "",
+            _queried(request, "targetRevision") or "",
+        )
+        return Response(export.body, media_type="application/json")
+
+    async def _begin_handoff(self, request: Request) -> Response:
+        content = parse_json(await self._body(request), StateRequestInvalid)
+        body = StateBeginRequest.parse(content)
+        duplicate = self._drain.begin_handoff(body)
+        return JSONResponse({"accepted": True, "duplicate": duplicate}, 202)
+
+    async def _handoff_status(self, request: Request) -> Response:
+        status = self._drain.handoffs.status(_queried(request, "nonce"))
+        return JSONResponse(status)
 
     def _moved(self, epoch: int) -> Response:
         return JSONResponse({"phase": str(self._drain.phase), "epoch": epoch})
@@ -277,6 +325,13 @@ class Control:
                 return await _bounded(request)
         except TimeoutError:
             raise BodyTooSlow("send the whole body at once") from None
+
+
+def _queried(request: Request, name: str) -> str | None:
+    """A parameter of the query that is there once."""
+    query = parse_qs(request.scope.get("query_string", b"").decode("latin-1"))
+    values = query.get(name, [])
+    return values[0] if len(values) == 1 else None
 
 
 async def _bounded(request: Request) -> bytes:

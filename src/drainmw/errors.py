@@ -12,6 +12,7 @@ DrainError
 │   ├── PhaseConflict        the phase has no such transition
 │   ├── Superseded           another worker has moved on meanwhile
 │   ├── StateAdapterNotFound no adapter of that protocol
+│   ├── StateNotExportable   its adapter is not exported in this phase
 │   ├── StateAlreadyStarted  another handoff of that protocol runs, or has ended
 │   └── StateNotFound        no handoff of that nonce
 ├── Misuse               fix the code or the configuration
@@ -191,6 +192,24 @@ class StateAdapterNotFound(Refused):
         if self.protocol is None:
             return f"this release has several state adapters; name one of {names}"
         return f"this release has no state adapter of that protocol; it has {names}"
+
+
+class StateNotExportable(Refused):
+    """Raised when state is asked for that may still change."""
+
+    code = "RUNTIME_STATE_NOT_EXPORTABLE"
+
+    def __init__(self, protocol: str, needed: str, phase: str) -> None:
+        super().__init__(protocol, needed, phase)
+        self.protocol = protocol
+        self.needed = needed
+        self.phase = phase
+
+    def __str__(self) -> str:
+        return (
+            f"the state of {self.protocol} is exported once this release is "
+            f"{self.needed}, and it is {self.phase}"
+        )
 
 
 class StateAlreadyStarted(Refused):

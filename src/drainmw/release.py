@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from drainmw import settings as _settings
-from drainmw.bodies import BeginRequest
+from drainmw.bodies import BeginRequest, StateBeginRequest
 from drainmw.contract import (
     TIMEOUT,
     Blocker,
@@ -26,6 +26,7 @@ from drainmw.contract import (
     Status,
 )
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
+from drainmw.core.envelope import Export
 from drainmw.core.ledger import GateByte, Ledger
 from drainmw.course import Course
 from drainmw.errors import (
@@ -35,6 +36,7 @@ from drainmw.errors import (
 from drainmw.exchange import Exchange, ticket_factory
 from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
+from drainmw.handoff import Exports, Handoffs
 from drainmw.log import logger
 from drainmw.record import LocalRecord, Record
 from drainmw.reporting import blockers, in_words
@@ -43,6 +45,7 @@ from drainmw.sockets import Socket
 from drainmw.sources.base import WorkSource
 from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
+from drainmw.state import Adapters, StateAdapter
 from drainmw.statement import report_of, status_of
 from drainmw.supervisor import (
     Supervisor,
@@ -116,6 +119,9 @@ class Drain:
         self._holds.add(self.tasks)
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
+        self.states = Adapters()
+        self.handoffs = Handoffs(self.states)
+        self._exports = Exports(self.states, lambda: self.phase)
         self.walkers = Walkers(self._new_walker)
         self._released = Flag()
         self._released.set()
@@ -166,6 +172,14 @@ class Drain:
         course = self._course
         if course is not None and not (source.intake == "push" and not self.ended):
             self._at_home(self._holds.start, course.run.epoch, source.intake)
+
+    def add_state(self, adapter: StateAdapter) -> None:
+        """Hand that state over, or take it over; one adapter for each protocol.
+
+        Raises:
+            StateAdapterInvalid: It is not in its form, or its protocol is taken.
+        """
+        self.states.add(adapter)
 
     def spawn(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None
@@ -277,6 +291,41 @@ class Drain:
         well = self._record.transact(detach)
         self._record.wake()
         return well
+
+    # State
+
+    async def export_state(
+        self, protocol: str | None, source_revision: str, target_revision: str
+    ) -> Export:
+        """The envelope of one adapter's state, for the release that takes over.
+
+        Raises:
+            RevisionMismatch: Another release is meant as the source.
+            GroupError: There are several workers, whose states are not one.
+            StateError, Refused, RequestInvalid: As `Exports.export` says.
+        """
+        self._check_alone("exports")
+        export = await self._exports.export(protocol, source_revision, target_revision)
+        return export
+
+    def begin_handoff(self, request: StateBeginRequest) -> bool:
+        """Take state over from an old release, or join that; true for a duplicate.
+
+        Raises:
+            RevisionMismatch: Another release is meant as the target.
+            GroupError: There are several workers, each of which needs the state.
+            StateRequestInvalid, StateAlreadyStarted: As `Handoffs.begin` says.
+        """
+        self._check_alone("imports")
+        return self.handoffs.begin(request)
+
+    def _check_alone(self, what: str) -> None:
+        self._check_joined()
+        others = len(self._record.others())
+        if others:
+            raise GroupError(
+                f"a release of several workers {what} no state; it has {others + 1}"
+            )
 
     # Answers
 

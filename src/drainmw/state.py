@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from drainmw.bodies import StateBeginRequest
 from drainmw.contract import (
@@ -119,6 +119,17 @@ class StateAdapter(Protocol):
         ...
 
 
+ExportPhase = Literal["serving", "draining", "drained"]
+"""From which phase on state may be exported. `serving` is a snapshot: what changes
+later is lost."""
+
+
+def phase_of(adapter: StateAdapter) -> ExportPhase:
+    """That of an adapter; one that names none is exported when nothing changes it."""
+    phase: ExportPhase = getattr(adapter, "phase", "drained")
+    return phase
+
+
 @runtime_checkable
 class Lifts(Protocol):
     """An adapter that reads older versions."""
@@ -214,6 +225,10 @@ def check(adapter: StateAdapter) -> None:
     for name in ("validate", "export_state", "import_state"):
         if not callable(getattr(adapter, name, None)):
             raise StateAdapterInvalid(f"{protocol} must have a method {name}")
+    if phase_of(adapter) not in get_args(ExportPhase):
+        raise StateAdapterInvalid(
+            f"phase of {protocol} must be one of {', '.join(get_args(ExportPhase))}"
+        )
     _check_older(adapter)
 
 

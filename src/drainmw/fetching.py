@@ -1,0 +1,69 @@
+"""One bounded fetch of exported state, over loopback and nothing else.
+
+A `Location` leaves nothing to resolve: the address is connected to as it stands
+there. No proxy of the environment is used, no redirect followed, nothing
+decompressed, and no more is read than the adapter takes.
+"""
+
+from __future__ import annotations
+
+import httpx
+
+from drainmw.bodies import StateSource
+from drainmw.core.envelope import Arriving, check_answer
+from drainmw.errors import StateEnvelopeInvalid, StateSourceUnreachable
+from drainmw.text import failure_text
+
+HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
+
+
+async def fetch(source: StateSource, maximum: int) -> bytearray:
+    """The body that the source answers with, whatever is in it.
+
+    It takes as long as the source does: the caller has the deadline.
+
+    Raises:
+        StateFetchError: There is no answer, or none that may be read.
+    """
+    location = source.location
+    *before, last = location.addresses
+    for address in before:
+        try:
+            return await _fetched(source, address, maximum)
+        except ConnectionRefusedError:
+            continue  # `localhost` is two addresses
+    try:
+        return await _fetched(source, last, maximum)
+    except ConnectionRefusedError as exc:
+        raise StateSourceUnreachable(str(exc)) from None
+
+
+async def _fetched(source: StateSource, address: str, maximum: int) -> bytearray:
+    location = source.location
+    host = f"[{address}]" if ":" in address else address
+    url = f"http://{host}:{location.port}{location.target}"
+    headers = HEADERS | {
+        "host": location.authority,
+        "authorization": source.authorization.get_secret_value(),
+    }
+    client = httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=None)
+    async with client:
+        try:
+            async with client.stream("GET", url, headers=headers) as answer:
+                return await _body(answer, maximum)
+        except httpx.ConnectError as exc:
+            raise ConnectionRefusedError(failure_text(exc)) from None
+        except httpx.HTTPError as exc:
+            raise StateSourceUnreachable(failure_text(exc)) from None
+
+
+async def _body(answer: httpx.Response, maximum: int) -> bytearray:
+    declared = answer.headers.get("content-length", "")
+    length = int(declared) if declared.isdecimal() else None
+    check_answer(answer.status_code, length, maximum)
+    if answer.headers.get("content-encoding", "identity").lower() != "identity":
+        raise StateEnvelopeInvalid("the source answers in a content encoding")
+    arriving = Arriving(maximum)
+    async for part in answer.aiter_raw():
+        arriving.add(part)
+    return arriving.body
