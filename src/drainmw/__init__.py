@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         SourceUnavailable,
     )
     from drainmw.middleware import DrainMiddleware
+    from drainmw.modelstate import ModelState
     from drainmw.release import Drain
     from drainmw.sources.base import Counts, WorkSource
+    from drainmw.state import ImportContext, StateAdapter
 
 __version__ = "0.1.0"
 
@@ -32,11 +34,14 @@ __all__ = [
     "Drain",
     "DrainError",
     "DrainMiddleware",
+    "ImportContext",
     "IntakeRefused",
+    "ModelState",
     "Phase",
     "Policy",
     "SettingsError",
     "SourceUnavailable",
+    "StateAdapter",
     "WorkSource",
     "__version__",
 ]
@@ -47,11 +52,14 @@ _HOME = {
     "Drain": "drainmw.release",
     "DrainError": "drainmw.errors",
     "DrainMiddleware": "drainmw.middleware",
+    "ImportContext": "drainmw.state",
     "IntakeRefused": "drainmw.errors",
+    "ModelState": "drainmw.modelstate",
     "Phase": "drainmw.core.drain",
     "Policy": "drainmw.core.policy",
     "SettingsError": "drainmw.errors",
     "SourceUnavailable": "drainmw.errors",
+    "StateAdapter": "drainmw.state",
     "WorkSource": "drainmw.sources.base",
 }
 

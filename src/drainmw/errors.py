@@ -108,16 +108,17 @@ class AlreadyStarted(Refused):
 
 
 class RevisionMismatch(Refused):
-    """Raised when `sourceRevision` is not the revision of this release."""
+    """Raised when a request is meant for another release than this one."""
 
     code = "RUNTIME_DRAIN_REVISION_MISMATCH"
 
-    def __init__(self, own: str) -> None:
-        super().__init__(own)
+    def __init__(self, own: str, member: str = "sourceRevision") -> None:
+        super().__init__(own, member)
         self.own = own
+        self.member = member
 
     def __str__(self) -> str:
-        return f"sourceRevision must be the revision of this release, {self.own}"
+        return f"{self.member} must be the revision of this release, {self.own}"
 
 
 class DrainResumed(Refused):

@@ -16,6 +16,7 @@ from drainmw.core.drain import Phase
 from drainmw.core.envelope import Envelope, Export, Terms
 from drainmw.errors import (
     StateAlreadyStarted,
+    StateExportInvalid,
     StateNotExportable,
     StateNotFound,
     StateTimeout,
@@ -62,10 +63,22 @@ class Exports:
         )
         async with self._turns.setdefault(adapter.protocol, asyncio.Lock()):
             self._check_phase(adapter)
-            exported = await adapter.export_state()
+            exported = await self._exported(adapter)
             built = await asyncio.to_thread(export, adapter, terms, exported)
         self._tell(adapter, built)
         return built
+
+    async def _exported(self, adapter: StateAdapter) -> object:
+        """What it exports; of what it raises only the kind goes over the wire."""
+        try:
+            return await adapter.export_state()
+        except Exception as exc:
+            kind = type(exc).__name__
+            protocol = adapter.protocol
+            logger().error(
+                "export failed", protocol=protocol, error=kind, exc_info=True
+            )
+            raise StateExportInvalid(f"{protocol} cannot export: {kind}") from exc
 
     def _check_phase(self, adapter: StateAdapter) -> None:
         needed, phase = phase_of(adapter), self._phase()

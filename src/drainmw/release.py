@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from drainmw import settings as _settings
 from drainmw.bodies import BeginRequest, StateBeginRequest
 from drainmw.contract import (
+    REVISION_FORM,
     TIMEOUT,
     Blocker,
     Report,
@@ -31,6 +33,7 @@ from drainmw.core.ledger import GateByte, Ledger
 from drainmw.course import Course
 from drainmw.errors import (
     GroupError,
+    RevisionMismatch,
     SettingsError,
 )
 from drainmw.exchange import Exchange, ticket_factory
@@ -305,8 +308,8 @@ class Drain:
             StateError, Refused, RequestInvalid: As `Exports.export` says.
         """
         self._check_alone("exports")
-        export = await self._exports.export(protocol, source_revision, target_revision)
-        return export
+        self._check_revision("sourceRevision", source_revision)
+        return await self._exports.export(protocol, source_revision, target_revision)
 
     def begin_handoff(self, request: StateBeginRequest) -> bool:
         """Take state over from an old release, or join that; true for a duplicate.
@@ -317,7 +320,13 @@ class Drain:
             StateRequestInvalid, StateAlreadyStarted: As `Handoffs.begin` says.
         """
         self._check_alone("imports")
+        self._check_revision("targetRevision", request.target_revision)
         return self.handoffs.begin(request)
+
+    def _check_revision(self, member: str, stated: str) -> None:
+        own = self.revision
+        if own not in (None, stated) and re.fullmatch(REVISION_FORM, stated):
+            raise RevisionMismatch(str(own), member)
 
     def _check_alone(self, what: str) -> None:
         self._check_joined()
