@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from drainmw.contract import STATE_BYTES_MAXIMUM
-from drainmw.state import ImportContext, Lift, check
+from drainmw.state import ExportPhase, ImportContext, Lift, check
 
 SNAPSHOT = "snapshot"
 """The cursor of a model that was exported without one."""
@@ -40,6 +40,7 @@ class ModelState(Generic[M]):
         load: Callable[[M, ImportContext], Awaitable[None] | None],
         maximum_bytes: int = STATE_BYTES_MAXIMUM,
         older: Mapping[int, Lift] | None = None,
+        phase: ExportPhase = "drained",
     ) -> None:
         """`older` lifts the JSON of older versions; see `Lifts`.
 
@@ -49,6 +50,7 @@ class ModelState(Generic[M]):
         self.protocol = protocol
         self.schema_version = schema_version
         self.maximum_bytes = maximum_bytes
+        self.phase = phase
         self.older = {} if older is None else older
         self._model = model
         self._export = export

@@ -49,7 +49,7 @@ class Server:
         self.kind = kind
         self.port = port
         self.log = log
-        self._token = token
+        self.token = token
         self._prefix = prefix
         self.patience = PATIENCE_OF_A_CLIENT
         self._clients = ThreadPoolExecutor(64, thread_name_prefix="client")
@@ -99,8 +99,8 @@ class Server:
         self, method: str, path: str, content: object = None, /, **headers: str
     ) -> Answer:
         """One request that carries the token, to a full path below no prefix."""
-        if self._token is not None:
-            headers.setdefault("authorization", f"Bearer {self._token}")
+        if self.token is not None:
+            headers.setdefault("authorization", f"Bearer {self.token}")
         if content is None:
             return self.ask(method, path, **headers)
         headers.setdefault("content_type", "application/json")
@@ -111,7 +111,7 @@ class Server:
         connection.send_head(
             "POST",
             self._prefix + BEGIN,
-            authorization=f"Bearer {self._token}",
+            authorization=f"Bearer {self.token}",
             content_type="application/json",
             content_length=str(length),
         )

@@ -1,0 +1,99 @@
+"""State goes from one real server to another, over loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.matrix import SERVERS, Kind
+from tests.servers.server import SOURCE, TARGET, Server, new_nonce, running
+
+APP = "tests.servers.presence_app:app"
+STATE = "/.forgezero/runtime/state/v1"
+QUERY = f"protocol=presence&sourceRevision={SOURCE}&targetRevision={TARGET}"
+OF = {kind.name: kind for kind in SERVERS}
+UVICORN = OF["uvicorn-httptools-wsproto"]
+
+
+def begin_handoff(old: Server, new: Server, nonce: str) -> dict[str, Any]:
+    content = {
+        "protocol": "presence",
+        "nonce": nonce,
+        "schemaVersion": 1,
+        "sourceRevision": SOURCE,
+        "targetRevision": TARGET,
+        "timeoutMs": 5000,
+        "source": {
+            "url": f"http://127.0.0.1:{old.port}{STATE}/export?{QUERY}",
+            "authorization": f"Bearer {old.token}",
+        },
+    }
+    answer = new.control("POST", f"{STATE}/begin", content)
+    assert answer.status == 202, answer
+    begun: dict[str, Any] = answer.json()
+    return begun
+
+
+def handoff(new: Server, nonce: str) -> dict[str, Any]:
+    """The first status that is not `pending`."""
+
+    def status() -> dict[str, Any]:
+        answer = new.control("GET", f"{STATE}/status?nonce={nonce}")
+        assert answer.status == 200, answer
+        told: dict[str, Any] = answer.json()
+        return told
+
+    new.until(lambda: status()["status"] != "pending")
+    return status()
+
+
+@pytest.mark.parametrize(
+    ("old_kind", "new_kind"),
+    [(UVICORN, OF["hypercorn"]), (OF["granian"], UVICORN)],
+    ids=["uvicorn to hypercorn", "granian to uvicorn"],
+)
+def test_the_new_release_knows_what_the_old_one_knew(
+    old_kind: Kind, new_kind: Kind, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        running(old_kind, folders[0], app=APP) as old,
+        running(new_kind, folders[1], app=APP) as new,
+    ):
+        for name in ("ann", "bob"):
+            assert old.get(f"/arrive/{name}").status == 200
+        assert new.get("/who").json() == {}
+        early = old.control("GET", f"{STATE}/export?{QUERY}")
+        assert early.status == 409
+        assert early.json()["code"] == "RUNTIME_STATE_NOT_EXPORTABLE"
+        assert old.outcome(old.begin())["status"] == "drained"
+        nonce = new_nonce()
+        assert begin_handoff(old, new, nonce) == {"accepted": True, "duplicate": False}
+        told = handoff(new, nonce)
+        assert told["status"] == "acknowledged", told
+        assert begin_handoff(old, new, nonce)["duplicate"] is True
+        assert new.get("/who").json() == {"ann": 1.5, "bob": 1.5}
+        for server in (old, new):
+            assert str(old.token) not in server.log.read_text()
+
+
+def test_a_release_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:
+    """Their states are not one yet."""
+    options = ("--workers", "2")
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    with running(
+        UVICORN, tmp_path, app=APP, options=options, DRAINMW_RUNTIME_DIR=str(run)
+    ) as server:
+        server.until(lambda: len(server.report()["workers"]) == 2)
+        server.outcome(server.begin())
+        answer = server.control("GET", f"{STATE}/export?{QUERY}")
+        assert (answer.status, answer.json()["code"]) == (
+            503,
+            "RUNTIME_GROUP_UNAVAILABLE",
+        )
+        assert "it has 2" in answer.json()["detail"]
