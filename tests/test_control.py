@@ -13,9 +13,13 @@ from drainmw import Drain
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
+    DETACH_PATH,
     METRICS_PATH,
     REPORT_PATH,
     RESUME_PATH,
+    STATE_BEGIN_PATH,
+    STATE_EXPORT_PATH,
+    STATE_STATUS_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
 )
@@ -39,8 +43,11 @@ from tests.rig import (
 
 pytestmark = pytest.mark.anyio
 
-POSTS = (BEGIN_PATH, RESUME_PATH, CORDON_PATH, UNCORDON_PATH)
-GETS = (STATUS_PATH, REPORT_PATH, METRICS_PATH)
+POSTS = (
+    *(BEGIN_PATH, RESUME_PATH, CORDON_PATH, UNCORDON_PATH, DETACH_PATH),
+    STATE_BEGIN_PATH,
+)
+GETS = (STATUS_PATH, REPORT_PATH, METRICS_PATH, STATE_EXPORT_PATH, STATE_STATUS_PATH)
 ALL = (*POSTS, *GETS)
 JSON = {"content-type": "application/json"}
 

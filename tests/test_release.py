@@ -16,7 +16,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from drainmw import Counts, Drain, IntakeRefused, SourceUnavailable
-from drainmw.contract import BEGIN_PATH
+from drainmw.contract import BEGIN_PATH, DETACH_PATH
 from drainmw.errors import AlreadyStarted, GroupError, Misuse
 from drainmw.group import Group
 from drainmw.supervisor import itself
@@ -325,12 +325,31 @@ async def test_the_nonce_of_nobody_and_of_another_drain_open_nothing() -> None:
     assert release.drain.phase in ("draining", "drained")
 
 
+@pytest.mark.parametrize("nonce", [NONCE, OTHER_NONCE])
+async def test_a_drain_that_runs_or_is_another_is_not_detached(nonce: str) -> None:
+    release = Release()
+    go = asyncio.Event()
+    release.drain.spawn(go.wait())
+    await release.client.begin()
+    answer = await release.client.control("POST", DETACH_PATH, json={"nonce": nonce})
+    assert answer.status_code == (409 if nonce == NONCE else 404)
+    assert release.drain.phase == "draining"
+    go.set()
+    await ended(release.drain)
+    assert (await release.client.resume()).status_code == 200
+
+
 async def test_a_detached_release_is_not_resumed() -> None:
     """R3: refused; nothing opens."""
     release = Release()
     await release.client.begin()
     await ended(release.drain)
-    release.drain._record.transact(lambda lifecycle: lifecycle.detach(NONCE))
+    for _ in range(2):  # safe to repeat
+        gone = await release.client.control("POST", DETACH_PATH, json={"nonce": NONCE})
+        assert (gone.status_code, gone.json()) == (
+            200,
+            {"phase": "detached", "epoch": 1},
+        )
     answer = await release.client.resume()
     assert (answer.status_code, answer.json()["code"]) == (
         409,

@@ -257,6 +257,16 @@ def resume(nonce: str | None, **where: Any) -> None:
 
 
 @main.command()
+@targeted
+@_nonce_option
+def detach(nonce: str | None, **where: Any) -> None:
+    """Give the work of an ended drain away for good; no resume after it."""
+    to = Target(**where)
+    with asking(to) as client:
+        _print_moved(client.detach(nonce or _standing(client)), to)
+
+
+@main.command()
 def token() -> None:
     """Print a new control token."""
     from secrets import token_urlsafe

@@ -21,6 +21,7 @@ from drainmw import tokens
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
+    DETACH_PATH,
     PROTOCOL,
     REPORT_PATH,
     RESUME_PATH,
@@ -173,6 +174,12 @@ class ControlClient:
         """Serve again; the nonce is retired."""
         return cast(
             Moved, self._ask("POST", RESUME_PATH, {"phase"}, json={"nonce": nonce})
+        )
+
+    def detach(self, nonce: str) -> Moved:
+        """Give the work away for good; nothing opens there again."""
+        return cast(
+            Moved, self._ask("POST", DETACH_PATH, {"phase"}, json={"nonce": nonce})
         )
 
     def ended(self, nonce: str) -> Status | None:

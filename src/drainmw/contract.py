@@ -21,6 +21,7 @@ METRICS_PATH = f"{OWN_PREFIX}/metrics"
 CORDON_PATH = f"{OWN_PREFIX}/cordon"
 UNCORDON_PATH = f"{OWN_PREFIX}/uncordon"
 RESUME_PATH = f"{OWN_PREFIX}/resume"
+DETACH_PATH = f"{OWN_PREFIX}/detach"
 
 STATE_PREFIX = "/.forgezero/runtime/state/v1"
 STATE_EXPORT_PATH = f"{STATE_PREFIX}/export"
@@ -98,7 +99,7 @@ class StateStatus(_StateStatus, total=False):
 
 
 class Moved(TypedDict):
-    """The answer to cordon, uncordon and resume."""
+    """The answer to cordon, uncordon, resume and detach."""
 
     phase: str
     epoch: int

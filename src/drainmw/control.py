@@ -30,6 +30,7 @@ from drainmw.bodies import (
 from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
+    DETACH_PATH,
     METRICS_PATH,
     REPORT_PATH,
     RESUME_PATH,
@@ -172,6 +173,7 @@ class Control:
             CORDON_PATH: ("POST", self._cordon),
             UNCORDON_PATH: ("POST", self._uncordon),
             RESUME_PATH: ("POST", self._resume),
+            DETACH_PATH: ("POST", self._detach),
             STATE_EXPORT_PATH: ("GET", self._export),
             STATE_BEGIN_PATH: ("POST", self._begin_handoff),
             STATE_STATUS_PATH: ("GET", self._handoff_status),
@@ -282,6 +284,11 @@ class Control:
     async def _resume(self, request: Request) -> Response:
         body = NonceRequest.parse(await self._json(request))
         return self._moved(await self._drain.resume(body.nonce))
+
+    async def _detach(self, request: Request) -> Response:
+        body = NonceRequest.parse(await self._json(request))
+        self._drain.detach(body.nonce)
+        return self._moved(self._drain.epoch)
 
     async def _export(self, request: Request) -> Response:
         export = await self._drain.export_state(

@@ -276,18 +276,23 @@ class Drain:
                 await self._released
         return epoch
 
-    def detach(self) -> bool:
-        """Make the end of the drain that stands final; true if it ended well.
+    def detach(self, nonce: str | None = None) -> bool:
+        """Make the end of a drain final; true if it ended well. Idempotent.
 
-        From here on nothing opens again: a resume is refused. For a process that
-        is about to end.
+        From here on nothing opens again, and a resume is refused: the next release
+        owns the work, or this process is about to end. Without `nonce` it is the
+        drain that stands.
 
         Raises:
-            DrainNotFound, PhaseConflict: It was resumed meanwhile, or runs.
+            DrainNotFound: No such drain; it was resumed meanwhile.
+            PhaseConflict: It has not ended.
+            GroupError: This worker cannot act for its siblings.
         """
+        if nonce is not None:
+            self._check_joined()
 
         def detach(lifecycle: Lifecycle) -> bool:
-            run = lifecycle.run
+            run = lifecycle.run if nonce is None else lifecycle.find(nonce)
             lifecycle.detach("" if run is None else run.request.nonce)
             return run is not None and run.failure is None
 

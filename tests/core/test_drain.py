@@ -99,6 +99,7 @@ LEGAL = {
     ("drained", "detach"): "detached",
     ("failed", "resume"): "serving",
     ("failed", "detach"): "detached",
+    ("detached", "detach"): "detached",
 }
 
 PAIRS = list(product(Phase, Event))

@@ -67,6 +67,7 @@ TABLE: Mapping[tuple[Phase, Event], Phase] = {
     (Phase.DRAINED, Event.DETACH): Phase.DETACHED,
     (Phase.FAILED, Event.RESUME): Phase.SERVING,
     (Phase.FAILED, Event.DETACH): Phase.DETACHED,
+    (Phase.DETACHED, Event.DETACH): Phase.DETACHED,
 }
 
 
@@ -236,7 +237,7 @@ class Lifecycle:
         return False
 
     def detach(self, nonce: str) -> None:
-        """Give ownership away for good.
+        """Give ownership away for good. Idempotent.
 
         Raises:
             DrainNotFound: Not the drain that stands.
