@@ -14,7 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from drainmw.contract import STATE_BEGIN_PATH, STATE_EXPORT_PATH, STATE_STATUS_PATH
+from drainmw.contract import (
+    OFFER_PATH,
+    STATE_BEGIN_PATH,
+    STATE_EXPORT_PATH,
+    STATE_STATUS_PATH,
+)
 from drainmw.core.canonical import canonical, loads
 from drainmw.state import ImportContext
 from tests.rig import NONCE, OTHER_NONCE, SOURCE, TARGET, TOKEN, Release, begin_request
@@ -271,6 +276,80 @@ async def test_state_is_behind_the_token(path: str) -> None:
     assert (await release.client.get(path)).status_code == 401
     answer = await release.client.http.post(STATE_BEGIN_PATH, json=begin_json())
     assert answer.status_code == 401
+
+
+# The old side: a listener of its own
+
+
+async def offered(release: Release, **members: Any) -> httpx.Response:
+    body = {"sourceRevision": SOURCE, "targetRevision": TARGET, "timeoutMs": 2000}
+    return await release.client.control("POST", OFFER_PATH, json=body | members)
+
+
+async def fetched(offer: Vector, token: str | None = None) -> httpx.Response:
+    authorization = f"Bearer {token}" if token else offer["source"]["authorization"]
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.get(
+            offer["source"]["url"], headers={"authorization": authorization}
+        )
+
+
+async def closed(offer: Vector) -> None:
+    """Return once nobody listens there; until then nobody is answered."""
+    with pytest.raises(httpx.HTTPError):
+        async with asyncio.timeout(5):
+            while True:
+                assert (await fetched(offer, "w" * 43)).status_code == 401
+
+
+async def test_an_offer_is_taken_once_and_not_with_the_control_token() -> None:
+    release = release_of(Sessions([1]))
+    answer = await offered(release)
+    assert answer.status_code == 200
+    offer = answer.json()
+    assert offer["source"]["url"].startswith("http://127.0.0.1:")
+    assert TOKEN not in answer.text
+    for token in (TOKEN, "w" * 43):
+        assert (await fetched(offer, token)).status_code == 401
+    taken = await fetched(offer)
+    assert (taken.status_code, taken.json()["value"]) == (200, [1])
+    await closed(offer)
+
+
+async def test_an_offer_is_all_that_a_new_release_needs() -> None:
+    old, new = release_of(Sessions({"a": 1})), release_of(adapter := Sessions())
+    offer = (await offered(old)).json()
+    await begin(new, {**offer, "nonce": NONCE, "timeoutMs": 2000})
+    assert (await outcome(new))["status"] == "acknowledged"
+    assert [value for value, _ in adapter.imported] == [{"a": 1}]
+    await closed(offer)
+
+
+@pytest.mark.parametrize(
+    ("phase", "members", "status", "code"),
+    [
+        ("drained", {}, 409, "RUNTIME_STATE_NOT_EXPORTABLE"),
+        ("serving", {"protocol": "other"}, 404, "RUNTIME_STATE_ADAPTER_NOT_FOUND"),
+        ("serving", {"protocol": 5}, 400, "RUNTIME_STATE_REQUEST_INVALID"),
+        ("serving", {"timeoutMs": 1}, 400, "RUNTIME_STATE_REQUEST_INVALID"),
+        ("serving", {"targetRevision": "x"}, 400, "RUNTIME_STATE_REQUEST_INVALID"),
+    ],
+)
+async def test_what_cannot_be_exported_is_not_offered(
+    phase: str, members: Vector, status: int, code: str
+) -> None:
+    adapter = Sessions("x")
+    adapter.phase = phase
+    answer = await offered(release_of(adapter), **members)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+async def test_an_offer_that_nobody_takes_ends_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    offer = (await offered(release_of(Sessions("x")), timeoutMs=100)).json()
+    await closed(offer)
+    assert "offer of state not taken" in caplog.text
 
 
 # The new side: beginning

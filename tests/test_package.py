@@ -21,7 +21,7 @@ FLOORS = (
     ("state", "modelstate"),
     ("supervisor", "locks", "slots"),
     ("flag", "log", "answers", "interrupt", "reporting", "record", "sources", "client"),
-    ("exchange", "sockets", "policies", "fetching"),
+    ("exchange", "sockets", "policies", "fetching", "offering"),
     ("group", "rollcall", "statement", "walker", "handoff"),
     ("course",),
     ("release",),

@@ -130,6 +130,24 @@ class NonceRequest(_Wire):
         return _parse(cls, value)
 
 
+class OfferRequest(_Wire):
+    """The members of a request for an offer of state; the protocol may be left out."""
+
+    protocol: StateProtocol | None = None
+    source_revision: Revision = Field(alias="sourceRevision")
+    target_revision: Revision = Field(alias="targetRevision")
+    timeout_ms: TimeoutMs = Field(alias="timeoutMs")
+
+    @classmethod
+    def parse(cls, value: object) -> OfferRequest:
+        """Read a parsed JSON value.
+
+        Raises:
+            StateRequestInvalid: Names each member that is wrong and its right form.
+        """
+        return _parse(cls, value, StateRequestInvalid, _RIGHT_FORM_OF_STATE)
+
+
 class StateSource(_Wire):
     """Where the state is fetched, and what opens it there."""
 

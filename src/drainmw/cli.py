@@ -76,6 +76,16 @@ def main() -> None:
     """Serve an ASGI app so that it can be drained, and drain it."""
 
 
+_TARGET = "A URL, or the path of a control socket."
+
+
+def _named(target: str) -> dict[str, Any]:
+    """Where a TARGET is."""
+    if target.startswith(("http://", "https://")):
+        return {"url": target, "control": None}
+    return {"url": None, "control": Path(target)}
+
+
 # What asks a target
 
 
@@ -264,6 +274,70 @@ def detach(nonce: str | None, **where: Any) -> None:
     to = Target(**where)
     with asking(to) as client:
         _print_moved(client.detach(nonce or _standing(client)), to)
+
+
+@main.command()
+@click.option("--from", "old", required=True, metavar="TARGET", help=_TARGET)
+@click.option("--to", "new", required=True, metavar="TARGET", help=_TARGET)
+@click.option(
+    "--from-token-file",
+    type=click.Path(path_type=Path),
+    help="[default: DRAINMW_TOKEN_FILE, or DRAINMW_TOKEN]",
+)
+@click.option(
+    "--to-token-file",
+    type=click.Path(path_type=Path),
+    help="[default: DRAINMW_TOKEN_FILE, or DRAINMW_TOKEN]",
+)
+@click.option("--protocol", help="Of the state. [default: the only one there is]")
+@click.option("--nonce", callback=_nonce, help="Of the handoff. [default: a new one]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 600),
+    default=10.0,
+    show_default=True,
+    callback=_finite,
+    help="Seconds until the handoff fails.",
+)
+@click.option("--detach", is_flag=True, help="Then give the old release's work away.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def handoff(
+    old: str,
+    new: str,
+    from_token_file: Path | None,
+    to_token_file: Path | None,
+    protocol: str | None,
+    nonce: str | None,
+    timeout: float,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Let a new release take the state of an old one over.
+
+    A TARGET is a URL, or the path of a control socket.
+    """
+    from drainmw.tokens import generate
+
+    told: Any = None
+    nonce, milliseconds = nonce or generate(), round(timeout * 1000)
+    giving, taking = (
+        Target(**_named(target), token_file=file, as_json=as_json)
+        for target, file in ((old, from_token_file), (new, to_token_file))
+    )
+    with asking(giving) as source, asking(taking) as target:
+        of, to = (c.report()["revision"] or UNKNOWN for c in (source, target))
+        offered = source.offer(protocol, of, to, milliseconds)
+        target.begin_handoff(offered, nonce, milliseconds)
+        for told in target.handoff(nonce):
+            if as_json:
+                _print_json(told)
+        if told["status"] == "failed":
+            kept = "the old release keeps its state and can be resumed"
+            raise Failed(f"{told['failure']}; {kept}")
+        if not as_json:
+            click.echo(f"{told['protocol']} handed over, cursor {told['cursor']}")
+        if detach:
+            _print_moved(source.detach(_standing(source)), giving)
 
 
 @main.command()

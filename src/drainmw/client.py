@@ -22,15 +22,20 @@ from drainmw.contract import (
     BEGIN_PATH,
     CORDON_PATH,
     DETACH_PATH,
+    OFFER_PATH,
     PROTOCOL,
     REPORT_PATH,
     RESUME_PATH,
+    STATE_BEGIN_PATH,
+    STATE_STATUS_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
     Accepted,
     InFlight,
     Moved,
+    Offered,
     Report,
+    StateStatus,
     Status,
 )
 from drainmw.errors import (
@@ -181,6 +186,36 @@ class ControlClient:
         return cast(
             Moved, self._ask("POST", DETACH_PATH, {"phase"}, json={"nonce": nonce})
         )
+
+    def offer(
+        self, protocol: str | None, source: str, target: str, timeout_ms: int
+    ) -> Offered:
+        """Have the old release open a listener for one fetch of its state."""
+        body = {"sourceRevision": source, "targetRevision": target}
+        needed = {"protocol", "schemaVersion", "source"}
+        members = body | {"timeoutMs": timeout_ms}
+        if protocol is not None:
+            members["protocol"] = protocol
+        return cast(Offered, self._ask("POST", OFFER_PATH, needed, json=members))
+
+    def begin_handoff(self, offered: Offered, nonce: str, timeout_ms: int) -> Accepted:
+        """Have the new release fetch what was offered. Safe to retry."""
+        body = {**offered, "nonce": nonce, "timeoutMs": timeout_ms}
+        return cast(
+            Accepted, self._ask("POST", STATE_BEGIN_PATH, {"accepted"}, json=body)
+        )
+
+    def handoff(self, nonce: str) -> Iterator[StateStatus]:
+        """Each status of a handoff until it has ended."""
+        pause = POLL_FIRST
+        while True:
+            params = {"nonce": nonce}
+            answer = self._ask("GET", STATE_STATUS_PATH, {"status"}, params=params)
+            yield cast(StateStatus, answer)
+            if answer["status"] != "pending":
+                return
+            time.sleep(pause)
+            pause = min(pause * 1.2, POLL_LAST)
 
     def ended(self, nonce: str) -> Status | None:
         """How that drain has ended, by the report; `None` while it has not.

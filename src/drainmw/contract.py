@@ -22,6 +22,7 @@ CORDON_PATH = f"{OWN_PREFIX}/cordon"
 UNCORDON_PATH = f"{OWN_PREFIX}/uncordon"
 RESUME_PATH = f"{OWN_PREFIX}/resume"
 DETACH_PATH = f"{OWN_PREFIX}/detach"
+OFFER_PATH = f"{OWN_PREFIX}/offer"
 
 STATE_PREFIX = "/.forgezero/runtime/state/v1"
 STATE_EXPORT_PATH = f"{STATE_PREFIX}/export"
@@ -96,6 +97,17 @@ class StateStatus(_StateStatus, total=False):
     cursor: str
     digest: str
     failure: str
+
+
+class Offered(TypedDict):
+    """Where state is fetched once, and what opens it there."""
+
+    protocol: str
+    schemaVersion: int
+    sourceRevision: str
+    targetRevision: str
+    source: dict[str, str]
+    """`url` and `authorization`, as the begin of a handoff has them."""
 
 
 class Moved(TypedDict):

@@ -24,6 +24,7 @@ from drainmw.answers import PROBLEM
 from drainmw.bodies import (
     BeginRequest,
     NonceRequest,
+    OfferRequest,
     StateBeginRequest,
     parse_json,
 )
@@ -32,6 +33,7 @@ from drainmw.contract import (
     CORDON_PATH,
     DETACH_PATH,
     METRICS_PATH,
+    OFFER_PATH,
     REPORT_PATH,
     RESUME_PATH,
     STATE_BEGIN_PATH,
@@ -39,7 +41,9 @@ from drainmw.contract import (
     STATE_STATUS_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
+    Offered,
 )
+from drainmw.core.envelope import Export
 from drainmw.errors import (
     AlreadyStarted,
     CountersInvalid,
@@ -65,6 +69,7 @@ from drainmw.errors import (
     StateVersionUnknown,
 )
 from drainmw.log import logger
+from drainmw.offering import Offer
 from drainmw.release import Drain
 
 BODY_MAXIMUM = 16 * 1024  # bytes
@@ -174,6 +179,7 @@ class Control:
             UNCORDON_PATH: ("POST", self._uncordon),
             RESUME_PATH: ("POST", self._resume),
             DETACH_PATH: ("POST", self._detach),
+            OFFER_PATH: ("POST", self._offer),
             STATE_EXPORT_PATH: ("GET", self._export),
             STATE_BEGIN_PATH: ("POST", self._begin_handoff),
             STATE_STATUS_PATH: ("GET", self._handoff_status),
@@ -290,13 +296,41 @@ class Control:
         self._drain.detach(body.nonce)
         return self._moved(self._drain.epoch)
 
+    async def _offer(self, request: Request) -> Response:
+        """Open a listener for one fetch; refused at once where there is no state."""
+        content = parse_json(await self._body(request), StateRequestInvalid)
+        body = OfferRequest.parse(content)
+        adapter = self._drain.states.find(body.protocol)
+        asked = (adapter.protocol, body.source_revision, body.target_revision)
+
+        async def export(_request: Request) -> Response:
+            try:
+                return _exported(await self._drain.export_state(*asked))
+            except DrainError as exc:
+                return problem(exc)
+
+        self._drain.check_export(*asked)
+        offer = Offer(export)
+        port = await offer.open(body.timeout_ms / 1000)
+        answer: Offered = {
+            "protocol": adapter.protocol,
+            "schemaVersion": adapter.schema_version,
+            "sourceRevision": body.source_revision,
+            "targetRevision": body.target_revision,
+            "source": {
+                "url": f"http://127.0.0.1:{port}{STATE_EXPORT_PATH}",
+                "authorization": f"Bearer {offer.token}",
+            },
+        }
+        return JSONResponse(answer)
+
     async def _export(self, request: Request) -> Response:
         export = await self._drain.export_state(
             _queried(request, "protocol"),
             _queried(request, "sourceRevision") or "",
             _queried(request, "targetRevision") or "",
         )
-        return Response(export.body, media_type="application/json")
+        return _exported(export)
 
     async def _begin_handoff(self, request: Request) -> Response:
         content = parse_json(await self._body(request), StateRequestInvalid)
@@ -332,6 +366,10 @@ class Control:
                 return await _bounded(request)
         except TimeoutError:
             raise BodyTooSlow("send the whole body at once") from None
+
+
+def _exported(export: Export) -> Response:
+    return Response(export.body, media_type="application/json")
 
 
 def _queried(request: Request, name: str) -> str | None:

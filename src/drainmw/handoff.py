@@ -57,16 +57,28 @@ class Exports:
             StateNotExportable: It may not be exported in this phase.
             StateError: The adapter exports what cannot go over.
         """
-        adapter = self._adapters.find(protocol)
-        terms = Terms(
-            adapter.protocol, adapter.schema_version, source_revision, target_revision
-        )
+        adapter, terms = self.check(protocol, source_revision, target_revision)
         async with self._turns.setdefault(adapter.protocol, asyncio.Lock()):
             self._check_phase(adapter)
             exported = await self._exported(adapter)
             built = await asyncio.to_thread(export, adapter, terms, exported)
         self._tell(adapter, built)
         return built
+
+    def check(
+        self, protocol: str | None, source_revision: str, target_revision: str
+    ) -> tuple[StateAdapter, Terms]:
+        """What is meant, if it may be exported now.
+
+        Raises:
+            StateRevisionInvalid, StateAdapterNotFound, StateNotExportable: It may not.
+        """
+        adapter = self._adapters.find(protocol)
+        terms = Terms(
+            adapter.protocol, adapter.schema_version, source_revision, target_revision
+        )
+        self._check_phase(adapter)
+        return adapter, terms
 
     async def _exported(self, adapter: StateAdapter) -> object:
         """What it exports; of what it raises only the kind goes over the wire."""

@@ -312,9 +312,16 @@ class Drain:
             GroupError: There are several workers, whose states are not one.
             StateError, Refused, RequestInvalid: As `Exports.export` says.
         """
+        self.check_export(protocol, source_revision, target_revision)
+        return await self._exports.export(protocol, source_revision, target_revision)
+
+    def check_export(
+        self, protocol: str | None, source_revision: str, target_revision: str
+    ) -> None:
+        """Raise what an export would raise before it asks the adapter."""
         self._check_alone("exports")
         self._check_revision("sourceRevision", source_revision)
-        return await self._exports.export(protocol, source_revision, target_revision)
+        self._exports.check(protocol, source_revision, target_revision)
 
     def begin_handoff(self, request: StateBeginRequest) -> bool:
         """Take state over from an old release, or join that; true for a duplicate.

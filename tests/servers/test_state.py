@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import Served, drainmw, served
 from tests.servers.matrix import SERVERS, Kind
 from tests.servers.server import SOURCE, TARGET, Server, new_nonce, running
 
@@ -79,6 +80,51 @@ def test_the_new_release_knows_what_the_old_one_knew(
         assert new.get("/who").json() == {"ann": 1.5, "bob": 1.5}
         for server in (old, new):
             assert str(old.token) not in server.log.read_text()
+
+
+def arrive(release: Served, *names: str) -> None:
+    for name in names:
+        assert release.get(f"/arrive/{name}").status_code == 200
+
+
+def test_one_command_hands_over_and_detaches_the_old_release(tmp_path: Path) -> None:
+    """Over their control sockets; neither has a token."""
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    with served(folders[0], app=APP) as old, served(folders[1], app=APP) as new:
+        arrive(old, "ann", "bob")
+        targets = ("--from", str(old.control), "--to", str(new.control))
+        early = drainmw("handoff", *targets)
+        assert early.exit_code == 4
+        assert "RUNTIME_STATE_NOT_EXPORTABLE" in early.stderr
+        assert drainmw("begin", "--wait", "--control", str(old.control)).exit_code == 0
+        done = drainmw("handoff", *targets, "--detach")
+        assert done.exit_code == 0, done.stderr
+        assert (
+            done.stdout
+            == "presence handed over, cursor snapshot\ndetached  (epoch 1)\n"
+        )
+        assert new.get("/who").json() == {"ann": 1.5, "bob": 1.5}
+        again = drainmw("resume", "--control", str(old.control))
+        assert again.exit_code == 4
+        assert "RUNTIME_DRAIN_DETACHED" in again.stderr
+
+
+def test_a_handoff_that_fails_leaves_the_old_release_resumable(tmp_path: Path) -> None:
+    """The new one does not read that state; the old one keeps it."""
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    with served(folders[0], app=APP) as old, served(folders[1]) as new:
+        arrive(old, "ann")
+        drainmw("begin", "--wait", "--control", str(old.control))
+        targets = ("--from", str(old.control), "--to", str(new.control))
+        refused = drainmw("handoff", *targets, "--detach")
+        assert refused.exit_code == 4
+        assert "this release has no state adapter" in refused.stderr
+        assert drainmw("resume", "--control", str(old.control)).exit_code == 0
+        assert old.get("/who").json() == {"ann": 1.5}
 
 
 def test_a_release_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:

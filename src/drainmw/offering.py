@@ -1,0 +1,107 @@
+"""A listener of its own for one fetch of state, open for one who has its token.
+
+So the control token is never given to the new release, and a public port that
+has changed hands already is never taken for the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from drainmw.log import logger
+from drainmw.tokens import generate
+
+BACKLOG = 8
+GONE = 0.5  # seconds in which the last answer leaves
+
+Answers = Callable[[Request], Awaitable[Response]]
+
+
+class _Server(uvicorn.Server):
+    """A server in a server: signals are for the one outside."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+class Offer:
+    """One offer of state. `open` it in the event loop that is to serve it."""
+
+    def __init__(self, answers: Answers) -> None:
+        """`answers` is asked for whoever has the token, until it answers 200."""
+        self.token = generate()
+        self._answers = answers
+        self._taken = asyncio.Event()
+
+    async def open(self, within: float) -> int:
+        """Listen on loopback for so many seconds, or until it is taken; the port."""
+        listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        port: int = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(
+            server.serve(sockets=[listener]), name="drainmw offer"
+        )
+        closing = asyncio.create_task(
+            self._close(server, serving, listener, within), name="drainmw offer's end"
+        )
+        _open.add(closing)
+        closing.add_done_callback(_open.discard)
+        return port
+
+    async def _close(
+        self,
+        server: uvicorn.Server,
+        serving: asyncio.Task[None],
+        listener: socket.socket,
+        within: float,
+    ) -> None:
+        with contextlib.closing(listener):
+            try:
+                async with asyncio.timeout(within):
+                    await self._taken.wait()
+            except TimeoutError:
+                logger().warning("offer of state not taken", within=f"{within:g} s")
+            server.should_exit = True
+            await asyncio.wait((serving,), timeout=GONE + within)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        response = await self._answer(request)
+        response.headers["cache-control"] = "no-store"
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+        if response.status_code == 200:
+            self._taken.set()
+
+    async def _answer(self, request: Request) -> Response:
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+            return Response(status_code=401, headers={"www-authenticate": "Bearer"})
+        if request.method != "GET" or self._taken.is_set():
+            return Response(status_code=404)
+        return await self._answers(request)
+
+
+_open: set[asyncio.Task[None]] = set()
