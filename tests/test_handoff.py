@@ -472,9 +472,39 @@ async def test_what_one_release_exports_the_other_one_imports() -> None:
     assert (context.nonce, context.provisional) == (NONCE, True)
 
 
+async def endless_body(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{")
+    while True:  # until the client has closed
+        writer.write(b" " * 65536)
+        await writer.drain()
+
+
+async def endless_head(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"x-more: " + b"x" * 4096 + b"\r\n")
+        await writer.drain()
+
+
+async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"half')
+    await writer.drain()
+    writer.transport.abort()
+
+
 @pytest.mark.parametrize(
     ("answer", "failure"),
     [
+        (endless_body, "RUNTIME_STATE_SOURCE_TOO_LARGE"),
+        (endless_head, "RUNTIME_STATE_SOURCE_UNREACHABLE"),
+        (resets, "RUNTIME_STATE_SOURCE_UNREACHABLE"),
         (
             says(302, location="http://127.0.0.1:9/"),
             "RUNTIME_STATE_SOURCE_REDIRECTED",
@@ -487,6 +517,7 @@ async def test_what_one_release_exports_the_other_one_imports() -> None:
 async def test_an_answer_that_may_not_be_read_fails(
     answer: Answer, failure: str
 ) -> None:
+    """X7: in good time, and no more of it is read than may be."""
     release = release_of(adapter := Sessions())
     async with source(answer) as url:
         await begin(release, begin_json(url))
