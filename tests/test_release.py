@@ -325,6 +325,20 @@ async def test_the_nonce_of_nobody_and_of_another_drain_open_nothing() -> None:
     assert release.drain.phase in ("draining", "drained")
 
 
+@pytest.mark.parametrize(("grace", "warns"), [(4, True), (5, False), (None, False)])
+async def test_a_supervisor_less_patient_than_the_drain_is_warned_of(
+    grace: float | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R6: begin answers; the report and the log warn."""
+    release = Release(kill_grace=grace, timeout=1)
+    assert release.drain.warnings() == []
+    assert (await release.client.begin(timeoutMs=5000)).status_code == 202
+    told = (await release.client.report())["warnings"]
+    expected = "this process is killed 4 s after SIGTERM, and a drain may take 5 s"
+    assert [warning.partition(";")[0] for warning in told] == [expected] * warns
+    assert ("kill grace too short" in caplog.text) is warns
+
+
 @pytest.mark.parametrize("nonce", [NONCE, OTHER_NONCE])
 async def test_a_drain_that_runs_or_is_another_is_not_detached(nonce: str) -> None:
     release = Release()

@@ -234,6 +234,8 @@ class Drain:
             await self._carry_on()
         else:
             self._log("drain begun")
+            if warning := self._too_patient():
+                logger().warning("kill grace too short", reason=warning)
         if self.phase is Phase.DRAINING:
             await self._all_told()
         return duplicate
@@ -385,10 +387,26 @@ class Drain:
 
     def warnings(self) -> list[str]:
         """What an operator should mend."""
-        found = [w for w in (self.unjoined, self.tokens.complaint) if w is not None]
+        told = (self.unjoined, self.tokens.complaint, self._too_patient())
+        found = [warning for warning in told if warning is not None]
         if self.phase in (Phase.SERVING, Phase.CORDONED):
             found += [f"source {name} is not released" for name in self._holds.stuck]
         return found
+
+    def _too_patient(self) -> str | None:
+        """Where the supervisor is less patient than the drain that stands, or than
+        the one that a signal would begin."""
+        grace, run = self.settings.kill_grace, self._record.read()[1].run
+        if grace is None:
+            return None
+        own = self.settings.lame_duck + self.settings.timeout
+        timeout = own if run is None else run.request.timeout_ms / 1000
+        if timeout <= grace:
+            return None
+        return (
+            f"this process is killed {grace:g} s after SIGTERM, and a drain may take "
+            f"{timeout:g} s; work may be cut"
+        )
 
     async def report(self) -> Report:
         """Everything an operator wants to know. Unknown counters are null."""

@@ -170,6 +170,7 @@ RIGHT_FORM = {
     "timeout": "a number of seconds from 0.1 to 600",
     "lame_duck": "a number of seconds from 0 to 600",
     "graceful_timeout": "a number of seconds from 0.1 to 600",
+    "kill_grace": "a number of seconds from 0 to 3600",
     "readiness_path": 'a path such as "/readyz", or "off"',
     "liveness_path": 'a path such as "/livez", not that of readiness, or "off"',
     "retry_after": "a whole number of seconds from 0 to 3600",
@@ -230,6 +231,8 @@ class Settings(BaseModel):
     """How long `serve` is cordoned at SIGTERM before it drains."""
     graceful_timeout: Seconds = Field(3.0, ge=0.1, le=600, allow_inf_nan=False)
     """What `serve` leaves the server to stop in, once the drain has ended."""
+    kill_grace: Seconds | None = Field(None, ge=0, le=3600, allow_inf_nan=False)
+    """How long the supervisor waits after SIGTERM before it kills; only it knows."""
     readiness_path: OptionalPath = "/readyz"
     liveness_path: OptionalPath = Field("/livez", validate_default=True)
     retry_after: Whole = Field(1, ge=0, le=3600)
