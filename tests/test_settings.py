@@ -52,7 +52,7 @@ GOOD: dict[str, list[Any]] = {
     "response_policy": ["finish", "end"],
     "policies": [
         *("/a finish", "/a finish; /b/* close 5", "/a end 0.5\n/* finish\n", ""),
-        *("/café finish", "/* end", "/b* end"),
+        *("/café finish", "/* end", "/b* end", "/a close 5 1"),
         *("/a\tclose\t5", "/a  close  5;;", " /a close 0\r\n"),
         *({"/a": "close"}, {"/a": Policy("end", grace=0)}, [("/a", "finish")], ()),
     ],
@@ -118,7 +118,7 @@ BAD: dict[str, list[Any]] = {
         *("/a", "a finish", "/a stop", "/a close -1", "/a close soon", "/a end 601"),
         *({"/a": 5}, {"/a": None}, {5: "finish"}, {"/a b": "finish"}, 5, ["/a"]),
         *("/a/*/b finish", "/caf%C3%A9 finish", "/a?b finish", "/a#b end"),
-        *("/a finish 1 2", "/a close nan", [("/a", "close", 1)]),
+        *("/a finish 1 2 3", "/a close nan", [("/a", "close", 1)]),
         *("/a finish; /b", "/a finish\n/b stop", "/é* x finish", {"/a": ("close", 5)}),
         *({"/a": ""}, {"/a": True}, {"/a": b"close"}, {"": "close"}, {"/a"}),
     ],

@@ -109,8 +109,8 @@ async def open_stream(
         yield call
 
 
-async def drained(release: Release) -> str:
-    async with asyncio.timeout(2):
+async def drained(release: Release, within: float = 2) -> str:
+    async with asyncio.timeout(within):
         await release.drain.ended
     return str(release.drain.phase)
 
@@ -175,6 +175,77 @@ async def test_a_route_has_a_grace_of_its_own() -> None:
         assert (await slow.receive_output())["type"] == "websocket.close"
 
 
+async def test_one_that_answers_beside_its_reading_finishes_its_answer() -> None:
+    """S6: an app of two tasks waits in `receive` all the while."""
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer() -> None:
+            for number in range(12):
+                await send({"type": "websocket.send", "text": str(number)})
+                await asyncio.sleep(0.05)
+
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] == "websocket.receive":
+            answers.append(asyncio.create_task(answer()))
+
+    answers: list[asyncio.Task[None]] = []
+    settings = {**AT_ONCE, "close_notice": 0.2, "websocket_grace": 5}
+    release = Release(app, **settings)
+    async with open_socket(release) as call:
+        await call.send_input({"type": "websocket.receive", "text": "question"})
+        await release.client.begin()
+        texts = [await call.receive_output() for _ in range(13)]
+        assert [m.get("text") for m in texts[:12]] == [str(n) for n in range(12)]
+        assert texts[12]["type"] == "websocket.close"
+        remaining = release.drain.remaining
+        assert remaining is not None
+        assert remaining > 3  # soon after the answer, long before the grace
+    await asyncio.wait(answers)
+
+
+async def test_one_that_never_stops_sending_is_closed_at_its_grace() -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        async def push() -> None:
+            while True:
+                await send({"type": "websocket.send", "text": "x"})
+                await asyncio.sleep(0.02)
+
+        await receive()
+        await send({"type": "websocket.accept"})
+        pushing = asyncio.create_task(push())
+        await receive()
+        pushing.cancel()
+
+    settings = {**AT_ONCE, "close_notice": 0.1, "websocket_grace": 0.5}
+    release = Release(app, **settings)
+    loop = asyncio.get_running_loop()
+    async with open_socket(release) as call:
+        await release.client.begin()
+        begun = loop.time()
+        while (await call.receive_output())["type"] != "websocket.close":
+            pass
+        assert loop.time() - begun > 0.45
+        await call.wait()
+
+
+async def test_an_app_that_only_sends_hears_of_a_late_close_in_time() -> None:
+    """A healthy one must not make the drain fail."""
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while True:
+            await send({"type": "websocket.send", "text": "x"})
+            await asyncio.sleep(0.02)
+
+    release = Release(app, **{**AT_ONCE, "websocket_grace": 600})
+    async with open_socket(release) as call:
+        await release.client.begin(timeoutMs=2000)
+        assert await drained(release, 3) == "drained"
+        await call.wait()
+
+
 async def test_a_route_has_a_notice_of_its_own() -> None:
     release = Release(echo, **AT_ONCE, policies={"/chat": Policy("close", notice=0.15)})
     async with open_socket(release, "/chat") as call:
@@ -192,9 +263,9 @@ async def test_a_window_that_does_not_fit_is_told_of(
             await stack.enter_async_context(open_socket(release))
         await release.client.begin(timeoutMs=200)
         assert await drained(release) in ("drained", "failed")
-    told = [r.getMessage() for r in caplog.records if "shortened" in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if "forward" in r.getMessage()]
     assert len(told) == 1
-    assert "wanted='0.5 s' got='0.2 s'" in told[0]
+    assert "window='0.2 s of 0.5 s'" in told[0]
 
 
 async def test_a_drain_that_fails_names_what_was_left(
@@ -856,7 +927,7 @@ async def test_a_fault_in_one_connection_does_not_keep_the_others_open() -> None
     class Broken(Socket):
         __slots__ = ()
 
-        def leave(self, closer: Callable[[Socket], None]) -> None:
+        def leave(self, closer: Callable[[Socket], None]) -> bool:
             raise RuntimeError("broken")
 
     release = Release(echo, **AT_ONCE)

@@ -187,10 +187,11 @@ RIGHT_FORM = {
     "websocket_policy": "close or finish",
     "event_stream_policy": "end or finish",
     "response_policy": "finish or end",
-    "policies": 'lines, or parts between semicolons, of "PATH POLICY [GRACE]", '
+    "policies": "lines, or parts between semicolons, of "
+    '"PATH POLICY [GRACE [NOTICE]]", '
     "or in code a mapping of paths to policies: "
     'a path such as "/chat" or "/chat/*", decoded, a policy of finish, close and end, '
-    "a grace in seconds from 0 to 600",
+    "a grace and a notice in seconds from 0 to 600",
     "close_window": "a number of seconds from 0 to 600",
     "close_notice": "a number of seconds from 0 to 600",
     "websocket_grace": "a number of seconds from 0 to 600",

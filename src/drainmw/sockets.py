@@ -43,6 +43,7 @@ OVER = 4
 
 FALLBACK_CODE = 4012  # where a server refuses 1012; of the range for private use
 HEARD_WITHIN = 0.5  # seconds in which an app hears of a close in each of its tasks
+QUIET = 0.1  # seconds without a send, after which an app that reads is idle
 HANDED_OVER = 0.05  # seconds in which a server takes a close frame, if it can
 GATHERED = 0.05  # seconds in which sends that are stuck are gathered to be looked for
 PAUSE = 0.01  # seconds before an app is told again
@@ -64,6 +65,8 @@ class Socket(Ticket):
         "_receive_for_app",
         "_send_for_app",
         "_sending",
+        "_sent_at",
+        "_sent_by",
         "_told",
         "closing",
         "loop",
@@ -85,6 +88,8 @@ class Socket(Ticket):
         self._is_late = False
         self._told: asyncio.Task[Any] | None = None
         self._closed_at = 0.0
+        self._sent_at = float("-inf")
+        self._sent_by: asyncio.Task[Any] | None = None
         self._interrupted = False
         self._has_returned = False
         self._gives_up_at = 0.0
@@ -144,7 +149,7 @@ class Socket(Ticket):
 
     async def _receive_late(self) -> Message:
         """For an app that comes back while it is to leave, or has been closed."""
-        if self.state == LEAVING:
+        if self.state == LEAVING and not self._another_task_sends():
             self.close()
         if self.state != CLOSING:
             receive: Receive = self._receive
@@ -162,11 +167,27 @@ class Socket(Ticket):
             raise ConnectionClosed
         if kind == "websocket.accept" and self.state == OPENING:
             self._turn(OPEN if self._closer is None else LEAVING)
-        elif kind != "websocket.send":
+        elif kind == "websocket.send":
+            self._note_send()
+        else:
             self._turn(OVER)
         await self.send(message)
         if self._is_late:
             self.close()
+
+    async def _send_watched(self, message: Message) -> None:
+        self._note_send()
+        if message["type"] == "websocket.close":
+            self._turn(OVER)
+        await self.send(message)
+
+    def _note_send(self) -> None:
+        self._sent_at = asyncio.get_running_loop().time()
+        self._sent_by = asyncio.current_task()
+
+    def _another_task_sends(self) -> bool:
+        """Whether the app answers in a task beside the one that reads."""
+        return not self.is_quiet and self._sent_by is not asyncio.current_task()
 
     def _may_not_know(self) -> bool:
         """Whether a task sends that has not had the time to hear of the close.
@@ -177,7 +198,9 @@ class Socket(Ticket):
         if asyncio.current_task() is self._told:
             return False
         now = asyncio.get_running_loop().time()
-        return now < self._closed_at + HEARD_WITHIN
+        # Just before the deadline there is less time for an error to be heard.
+        half_way = (self._closed_at + self._gives_up_at) / 2
+        return now < min(self._closed_at + HEARD_WITHIN, half_way)
 
     def _disconnect(self) -> Message:
         self._told = asyncio.current_task()
@@ -200,15 +223,32 @@ class Socket(Ticket):
         waiting = _cell(self._receive_for_app, "waiting")
         return is_waiting(waiting.cell_contents)
 
-    def leave(self, closer: Callable[[Socket], None]) -> None:
-        """Close it by calling `closer` once, now if it is idle or as soon as it is."""
-        if self.state > OPENING:
-            return
+    @property
+    def is_quiet(self) -> bool:
+        """The app has sent nothing for a while, as far as it was watched."""
+        return asyncio.get_running_loop().time() - self._sent_at >= QUIET
+
+    def watch(self) -> None:
+        """Notice from here on when the app sends."""
+        if self.state == OPEN:
+            _cell(self._send_for_app, "send_now").cell_contents = self._send_watched
+
+    def leave(self, closer: Callable[[Socket], None]) -> bool:
+        """Close it by calling `closer` once, now if it is idle or as soon as it is.
+
+        True where it has to be asked again: the app waits for its client, and sends
+        in another task.
+        """
+        if self.state not in (OPEN, OPENING, LEAVING):
+            return False
         self._closer = closer
         if self.state == OPEN:
             self._turn(LEAVING)
-            if self.is_idle:
-                self.close()
+        if self.state == LEAVING and self.is_idle:
+            if not self.is_quiet:
+                return True
+            self.close()
+        return False
 
     def close(self) -> None:
         """Close it whatever the app is doing, after a `leave`.

@@ -34,7 +34,7 @@ from drainmw.flag import Pulse, running_loop
 from drainmw.log import logger
 from drainmw.policies import Policies
 from drainmw.settings import Settings
-from drainmw.sockets import Socket
+from drainmw.sockets import QUIET, Socket
 from drainmw.text import failure_text, shown_path
 
 T = TypeVar("T")
@@ -83,8 +83,8 @@ class Walker:
         """The senders of responses in flight: so none of them is recycled."""
         self._walk: asyncio.Task[None] | None = None
         self._done: Counter[str] = Counter()
-        self._shortened: tuple[float, float] | None = None
-        """A window that does not fit, and what is left of it."""
+        self._shortened: dict[str, str] = {}
+        """What does not fit before the deadline, and what is left of it."""
 
     def start(self) -> None:
         """Begin to walk; once."""
@@ -150,18 +150,17 @@ class Walker:
             moment = self._run.begun_at + timing.grace + next(place) * timing.window
             self._add(moment, self._end, exchange)
             await turn.give_way()
-        if self._shortened is not None:
-            wanted, got = self._shortened
+        if self._shortened:
             logger().warning(
-                "close window shortened",
-                wanted=f"{wanted:.1f} s",
-                got=f"{got:.1f} s",
+                "closes brought forward",
+                **self._shortened,
                 remedy="begin with a longer timeout",
             )
 
     def _add_socket(self, socket: Socket, timing: Timing, place: float) -> None:
         self._sockets[socket] = None
         moment = self._run.begun_at + place * timing.window
+        self._add(moment + timing.notice - QUIET, Socket.watch, socket)
         self._add(moment + timing.notice, self._leave, socket)
         self._add(moment + max(timing.notice, timing.grace), self._close, socket)
 
@@ -177,8 +176,10 @@ class Walker:
             notice = self._settings.close_notice
         timing = Timing(notice, policy.grace or 0.0, window)
         cut = timing.cut(self._timeout)
-        if cut.window < window:
-            self._shortened = (window, cut.window)
+        for name in ("window", "grace"):
+            wanted, got = getattr(timing, name), getattr(cut, name)
+            if got < wanted:
+                self._shortened[name] = f"{got:.1f} s of {wanted:.1f} s"
         return cut
 
     async def _leaving_sockets(self) -> list[tuple[Socket, Policy]]:
@@ -255,7 +256,8 @@ class Walker:
             logger().error("close failed", error=failure_text(exc), exc_info=True)
 
     def _leave(self, socket: Socket) -> None:
-        socket.leave(self._send_close)
+        if socket.leave(self._send_close):
+            self._add(self._clock() + QUIET, self._leave, socket)
 
     def _close(self, socket: Socket) -> None:
         socket.leave(self._send_close)

@@ -45,6 +45,12 @@ def test_there_is_no_other_action(name: str) -> None:
     )
 
 
+def test_a_text_has_a_grace_and_then_a_notice() -> None:
+    assert parse("close 5 1") == Policy("close", grace=5, notice=1)
+    with pytest.raises(ValueError, match="has more than a grace and a notice"):
+        parse("close 5 1 1")
+
+
 def test_a_notice_is_a_number_of_seconds_too() -> None:
     assert Policy("close", notice=1).notice == 1
     assert Policy("close", grace=10).notice is None
@@ -104,7 +110,7 @@ def test_a_text_names_an_action_and_perhaps_a_grace(text: str, policy: Policy) -
     "text",
     [
         *("", " ", "5", "stop", "Close", "close5", "5 close", "close,5"),
-        *("close soon", "close 5s", "close 5 6", "close -1", "close 601"),
+        *("close soon", "close 5s", "close 5 6 7", "close -1", "close 601"),
         *("close nan", "close inf", "close -inf", "close 1,5", "close None"),
     ],
 )

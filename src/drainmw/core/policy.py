@@ -62,13 +62,16 @@ Chooser = Callable[[dict[str, Any]], Policy | str | None]
 
 
 def parse(text: str) -> Policy:
-    """A policy as it stands in a variable: `close`, or `close 5` with a grace.
+    """A policy as it stands in a variable: `close`, or with a grace `close 5`, and
+    with a notice `close 5 1`.
 
     Raises:
         ValueError: It is not that.
     """
-    action, *grace = text.split(None, 1) or [""]
-    return Policy(action, *map(_seconds, grace))
+    action, *seconds = text.split() or [""]
+    if len(seconds) > 2:
+        raise ValueError(f"{shown(text)} has more than a grace and a notice")
+    return Policy(action, *map(_seconds, seconds))
 
 
 def normal(given: Policy | str) -> Policy:
@@ -85,7 +88,7 @@ def normal(given: Policy | str) -> Policy:
 
 
 def parse_routes(text: str) -> list[tuple[str, str]]:
-    """Lines, or parts between semicolons, of `PATH POLICY [GRACE]`.
+    """Lines, or parts between semicolons, of `PATH POLICY [GRACE [NOTICE]]`.
 
     Raises:
         ValueError: A part has no policy.
