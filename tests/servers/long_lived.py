@@ -41,6 +41,7 @@ drain = Drain(
         "/long-turn": Policy("close", grace=GRACE),
         "/ticker": Policy("close", grace=GRACE),
         "/queue": Policy("close", grace=GRACE),
+        "/pushed": Policy("close", grace=GRACE),
         "/flood": Policy("close", grace=GRACE),
     }
 )
