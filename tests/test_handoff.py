@@ -583,6 +583,36 @@ async def test_one_deadline_holds_over_everything(where: str) -> None:
     assert new.imported == []
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("nothing to say")
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (asyncio.CancelledError(), "CancelledError"),
+        (Unspeakable(), "Unspeakable"),
+        (BaseExceptionGroup("several", [asyncio.CancelledError()]), "several"),
+        (TimeoutError("the store is slow"), "the store is slow"),
+    ],
+)
+async def test_whatever_ends_an_import_ends_its_handoff(
+    error: BaseException, failure: str
+) -> None:
+    """Before the deadline, and by its own name."""
+
+    class Ending(Sessions):
+        async def import_state(self, value: Any, context: ImportContext) -> None:
+            raise error
+
+    release = release_of(Ending())
+    body = (await export(release_of(Sessions([1])))).content
+    async with source(says(200, body)) as url:
+        await begin(release, begin_json(url))
+        assert failure in (await outcome(release))["failure"]
+
+
 async def test_a_failed_handoff_is_final_in_its_process() -> None:
     release = release_of(adapter := Sessions())
     async with source(says(503)) as url:

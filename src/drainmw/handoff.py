@@ -188,17 +188,17 @@ class Handoffs:
         request = handoff.request
         told = {"protocol": request.protocol, "nonce": request.nonce}
         logger().info("handoff begun", **told, source=request.source.url)
+        limit = asyncio.timeout(request.timeout_ms / 1000)
         try:
-            async with asyncio.timeout(request.timeout_ms / 1000):
+            async with limit:
                 handoff.envelope = await self._taken_over(request, adapter)
-        except TimeoutError:
-            handoff.failure = failure_of(StateTimeout())
-        except Exception as exc:
-            handoff.failure = failure_of(exc)
-        if handoff.failure is None:
-            logger().info("handoff acknowledged", **told)
-        else:
+        except BaseException as exc:
+            handoff.failure = failure_of(StateTimeout() if limit.expired() else exc)
             logger().warning("handoff failed", **told, failure=handoff.failure)
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            logger().info("handoff acknowledged", **told)
 
     async def _taken_over(
         self, request: StateBeginRequest, adapter: StateAdapter

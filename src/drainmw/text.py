@@ -47,5 +47,8 @@ def _masked(word: re.Match[str]) -> str:
 
 def failure_text(exc: BaseException) -> str:
     """An exception as a failure: its message, or its class where it has none."""
-    message = printable(without_credentials(str(exc).strip()))
+    try:
+        message = printable(without_credentials(str(exc).strip()))
+    except Exception:  # it cannot even say what it is
+        message = ""
     return message or type(exc).__name__
