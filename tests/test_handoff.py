@@ -66,6 +66,19 @@ class Sessions:
         self.imported.append((value, context))
 
 
+class Exporting(Sessions):
+    """An adapter that exports when it may."""
+
+    def __init__(self, value: Any = None, **form: Any) -> None:
+        super().__init__(value, **form)
+        self.is_asked, self.may_export = asyncio.Event(), asyncio.Event()
+
+    async def export_state(self) -> tuple[str, Any]:
+        self.is_asked.set()
+        await self.may_export.wait()
+        return await super().export_state()
+
+
 def release_of(*adapters: Any, **settings: Any) -> Release:
     release = Release(**settings)
     for adapter in adapters:
@@ -350,6 +363,28 @@ async def test_an_offer_that_nobody_takes_ends_by_itself(
     offer = (await offered(release_of(Sessions("x")), timeoutMs=100)).json()
     await closed(offer)
     assert "offer of state not taken" in caplog.text
+
+
+async def test_an_offer_has_one_taker_also_where_two_come_at_once() -> None:
+    """The other one is told so at once, while the first is still served."""
+    adapter = Exporting()
+    offer = (await offered(release_of(adapter))).json()
+    first = asyncio.create_task(fetched(offer))
+    await adapter.is_asked.wait()
+    assert (await fetched(offer)).status_code == 404
+    adapter.may_export.set()
+    assert (await first).status_code == 200
+    assert adapter.exports == 1
+    await closed(offer)
+
+
+async def test_an_offer_that_was_answered_by_an_error_can_be_taken_again() -> None:
+    adapter = Sessions([1])
+    offer = (await offered(release_of(adapter))).json()
+    adapter.accepts = False
+    assert (await fetched(offer)).status_code == 500
+    adapter.accepts = True
+    assert (await fetched(offer)).status_code == 200
 
 
 # The new side: beginning

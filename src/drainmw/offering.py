@@ -42,6 +42,7 @@ class Offer:
         """`answers` is asked for whoever has the token, until it answers 200."""
         self.token = generate()
         self._answers = answers
+        self._is_asked = False
         self._taken = asyncio.Event()
 
     async def open(self, within: float) -> int:
@@ -99,9 +100,16 @@ class Offer:
         given = request.headers.get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             return Response(status_code=401, headers={"www-authenticate": "Bearer"})
-        if request.method != "GET" or self._taken.is_set():
+        if request.method != "GET" or self._is_asked:
             return Response(status_code=404)
-        return await self._answers(request)
+        self._is_asked = True
+        try:
+            response = await self._answers(request)
+            self._is_asked = response.status_code == 200
+        except BaseException:
+            self._is_asked = False
+            raise
+        return response
 
 
 _open: set[asyncio.Task[None]] = set()
