@@ -6,6 +6,7 @@ endpoints, handoffs against a source on a real socket that answers as each says.
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -385,6 +386,19 @@ async def test_an_offer_that_was_answered_by_an_error_can_be_taken_again() -> No
     assert (await fetched(offer)).status_code == 500
     adapter.accepts = True
     assert (await fetched(offer)).status_code == 200
+
+
+async def test_an_offer_leaves_the_logs_of_the_server_around_it_alone() -> None:
+    access = logging.getLogger("uvicorn.access")
+    handler = logging.NullHandler()
+    access.addHandler(handler)
+    try:
+        offer = (await offered(release_of(Sessions([1])))).json()
+        await fetched(offer)
+        assert handler in access.handlers
+        assert access.propagate
+    finally:
+        access.removeHandler(handler)
 
 
 # The new side: beginning

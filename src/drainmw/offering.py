@@ -35,6 +35,13 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Config(uvicorn.Config):
+    """A configuration for it: the loggers are those of the process around it."""
+
+    def configure_logging(self) -> None:
+        """Leave them alone."""
+
+
 class Offer:
     """One offer of state. `open` it in the event loop that is to serve it."""
 
@@ -49,12 +56,10 @@ class Offer:
         """Listen on loopback for so many seconds, or until it is taken; the port."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         port: int = listener.getsockname()[1]
-        config = uvicorn.Config(
+        config = _Config(
             self._app,
             interface="asgi3",
             lifespan="off",
-            log_config=None,
-            access_log=False,
             ws="none",
             timeout_graceful_shutdown=1,
         )
