@@ -264,6 +264,20 @@ async def test_a_failed_drain_exports_nothing() -> None:
     assert (await export(release)).json()["code"] == "RUNTIME_STATE_NOT_EXPORTABLE"
 
 
+async def test_a_resume_during_an_export_leaves_nothing_to_hand_over() -> None:
+    """It serves again, so what was exported changes."""
+    adapter = Exporting("x")
+    adapter.phase = "drained"
+    release = release_of(adapter)
+    await release.drain.begin(begin_request())
+    await release.drain.ended
+    answer = asyncio.create_task(export(release))
+    await adapter.is_asked.wait()
+    await release.drain.resume(NONCE)
+    adapter.may_export.set()
+    assert (await answer).json()["code"] == "RUNTIME_STATE_NOT_EXPORTABLE"
+
+
 async def test_another_release_is_not_the_source() -> None:
     release = release_of(Sessions("x"), revision="e" * 40)
     answer = await export(release)

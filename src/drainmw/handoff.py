@@ -62,6 +62,7 @@ class Exports:
             self._check_phase(adapter)
             exported = await self._exported(adapter)
             built = await asyncio.to_thread(export, adapter, terms, exported)
+        self._check_phase(adapter)  # a resume may have come meanwhile
         self._tell(adapter, built)
         return built
 
