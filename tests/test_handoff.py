@@ -7,7 +7,9 @@ endpoints, handoffs against a source on a real socket that answers as each says.
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,16 @@ from drainmw.contract import (
 )
 from drainmw.core.canonical import canonical, loads
 from drainmw.state import ImportContext
-from tests.rig import NONCE, OTHER_NONCE, SOURCE, TARGET, TOKEN, Release, begin_request
+from tests.rig import (
+    NONCE,
+    OTHER_NONCE,
+    SOURCE,
+    TARGET,
+    TOKEN,
+    Release,
+    begin_request,
+    new_drain,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -276,6 +287,27 @@ async def test_a_resume_during_an_export_leaves_nothing_to_hand_over() -> None:
     await release.drain.resume(NONCE)
     adapter.may_export.set()
     assert (await answer).json()["code"] == "RUNTIME_STATE_NOT_EXPORTABLE"
+
+
+def test_exports_of_several_loops_do_not_wait_for_each_other() -> None:
+    """Two servers in two threads may share one `Drain`."""
+    both = threading.Barrier(2, timeout=5)
+
+    class Shared(Sessions):
+        async def export_state(self) -> tuple[str, Any]:
+            await asyncio.to_thread(both.wait)
+            return await super().export_state()
+
+    drain = new_drain()
+    drain.add_state(Shared("x"))
+
+    def exported(_loop: int) -> bytes:
+        asked = drain.export_state(None, SOURCE, TARGET)
+        return asyncio.run(asyncio.wait_for(asked, 10)).body
+
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(exported, range(2))
+    assert one == two
 
 
 async def test_another_release_is_not_the_source() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from weakref import WeakKeyDictionary
 
 from drainmw.bodies import StateBeginRequest, StateSource
 from drainmw.contract import StateStatus
@@ -45,12 +46,14 @@ class Exports:
     def __init__(self, adapters: Adapters, phase: Callable[[], Phase]) -> None:
         self._adapters = adapters
         self._phase = phase
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[str, asyncio.Lock]
+        ] = WeakKeyDictionary()
 
     async def export(
         self, protocol: str | None, source_revision: str, target_revision: str
     ) -> Export:
-        """The envelope of an adapter; one export of each at a time.
+        """The envelope of an adapter; one export of each at a time in a loop.
 
         Raises:
             StateRevisionInvalid, StateAdapterNotFound: Nobody was asked.
@@ -58,7 +61,8 @@ class Exports:
             StateError: The adapter exports what cannot go over.
         """
         adapter, terms = self.check(protocol, source_revision, target_revision)
-        async with self._turns.setdefault(adapter.protocol, asyncio.Lock()):
+        turns = self._turns.setdefault(asyncio.get_running_loop(), {})
+        async with turns.setdefault(adapter.protocol, asyncio.Lock()):
             self._check_phase(adapter)
             exported = await self._exported(adapter)
             built = await asyncio.to_thread(export, adapter, terms, exported)
