@@ -300,16 +300,17 @@ class Control:
         """Open a listener for one fetch; refused at once where there is no state."""
         content = parse_json(await self._body(request), StateRequestInvalid)
         body = OfferRequest.parse(content)
+        revisions = (body.source_revision, body.target_revision)
+        self._drain.check_export(body.protocol, *revisions)
         adapter = self._drain.states.find(body.protocol)
-        asked = (adapter.protocol, body.source_revision, body.target_revision)
 
         async def export(_request: Request) -> Response:
             try:
-                return _exported(await self._drain.export_state(*asked))
+                export = self._drain.export_state(adapter.protocol, *revisions)
+                return _exported(await export)
             except DrainError as exc:
                 return problem(exc)
 
-        self._drain.check_export(*asked)
         offer = Offer(export)
         port = await offer.open(body.timeout_ms / 1000)
         answer: Offered = {

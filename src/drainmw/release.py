@@ -346,8 +346,9 @@ class Drain:
         self._check_joined()
         others = len(self._record.others())
         if others:
+            number = others + (self._observes is None)
             raise GroupError(
-                f"a release of several workers {what} no state; it has {others + 1}"
+                f"a release of several workers {what} no state; it has {number}"
             )
 
     # Answers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import Served, drainmw, served
+from tests.processes import Served, drainmw, served, until
 from tests.servers.matrix import SERVERS, Kind
 from tests.servers.server import SOURCE, TARGET, Server, new_nonce, running
 
@@ -143,3 +143,20 @@ def test_a_release_of_several_workers_says_that_it_cannot(tmp_path: Path) -> Non
             "RUNTIME_GROUP_UNAVAILABLE",
         )
         assert "it has 2" in answer.json()["detail"]
+
+
+def test_the_parent_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:
+    """It has no adapter, and that is not why."""
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        served(folders[0], "--workers", "2", app=APP) as old,
+        served(folders[1], app=APP) as new,
+    ):
+        until(lambda: len(old.report()["workers"]) == 2, "two workers")
+        targets = ("--from", str(old.control), "--to", str(new.control))
+        refused = drainmw("handoff", *targets)
+        assert refused.exit_code == 4
+        assert "RUNTIME_GROUP_UNAVAILABLE" in refused.stderr
+        assert "it has 2" in refused.stderr
