@@ -7,6 +7,7 @@ endpoints, handoffs against a source on a real socket that answers as each says.
 import asyncio
 import json
 import logging
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -650,6 +651,19 @@ async def test_a_proxy_of_the_environment_is_not_asked(
         await begin(release, begin_json(url))
         assert (await outcome(release))["failure"] == "RUNTIME_STATE_ENVELOPE_INVALID"
     assert asked == []
+
+
+async def test_a_fetch_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no use for them, and they would hold the event loop up."""
+    read: list[None] = []
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda *_, **__: read.append(None)
+    )
+    release = release_of(Sessions())
+    async with source(says(204)) as url:
+        await begin(release, begin_json(url))
+        await outcome(release)
+    assert read == []
 
 
 @pytest.mark.parametrize("where", ["head", "body", "import"])
