@@ -325,6 +325,7 @@ def handoff(
         for target, file in ((old, from_token_file), (new, to_token_file))
     )
     with asking(giving) as source, asking(taking) as target:
+        drained = _standing(source) if detach else ""
         of, to = (c.report()["revision"] or UNKNOWN for c in (source, target))
         offered = source.offer(protocol, of, to, milliseconds)
         target.begin_handoff(offered, nonce, milliseconds)
@@ -337,7 +338,7 @@ def handoff(
         if not as_json:
             click.echo(f"{told['protocol']} handed over, cursor {told['cursor']}")
         if detach:
-            _print_moved(source.detach(_standing(source)), giving)
+            _print_moved(source.detach(drained), giving)
 
 
 @main.command()

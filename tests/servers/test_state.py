@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drainmw.client import ControlClient
+from drainmw.contract import StateStatus
 from tests.processes import Served, drainmw, served, until
 from tests.servers.matrix import SERVERS, Kind
 from tests.servers.server import SOURCE, TARGET, Server, new_nonce, running
@@ -143,6 +146,35 @@ def test_a_release_of_several_workers_says_that_it_cannot(tmp_path: Path) -> Non
             "RUNTIME_GROUP_UNAVAILABLE",
         )
         assert "it has 2" in answer.json()["detail"]
+
+
+def test_only_the_drain_whose_state_went_over_is_detached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who resumes the old release meanwhile, and drains it again, keeps it."""
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    acknowledged = ControlClient.handoff
+    with served(folders[0], app=APP) as old, served(folders[1], app=APP) as new:
+        control = ("--control", str(old.control))
+
+        def overtaken(client: ControlClient, nonce: str) -> Iterator[StateStatus]:
+            yield from acknowledged(client, nonce)
+            drainmw("resume", *control)
+            drainmw("begin", "--wait", *control)
+
+        monkeypatch.setattr(ControlClient, "handoff", overtaken)
+        targets = ("--from", str(old.control), "--to", str(new.control))
+        early = drainmw("handoff", *targets, "--detach")
+        assert (early.exit_code, early.stderr) == (
+            4,
+            "drainmw: no drain has begun there\n",
+        )
+        drainmw("begin", "--wait", *control)
+        late = drainmw("handoff", *targets, "--detach")
+        assert late.exit_code == 4, late.output
+        assert old.report()["phase"] == "drained"
 
 
 def test_the_parent_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:
