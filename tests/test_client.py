@@ -375,6 +375,29 @@ def _come_back(client: ControlClient, target: Target) -> None:
     client._http = ControlClient(url=target.url)._http
 
 
+def test_a_handoff_is_watched_through_a_moment_without_an_answer(
+    target: Target, client: ControlClient
+) -> None:
+    """An import may hold the event loop up."""
+    pending: Any = {"status": "pending"}
+    acknowledged: Any = {"status": "acknowledged"}
+    target.answers = [(200, pending), (200, acknowledged)]
+    watch = client.handoff(NONCE)
+    assert next(watch) == pending
+    client._http.close()
+    client._http = ControlClient(url=f"http://127.0.0.1:{free_port()}")._http
+    away = threading.Timer(0.05, _come_back, (client, target))
+    away.start()
+    assert list(watch) == [acknowledged]
+    away.join()
+
+
+def test_a_handoff_gives_up_on_a_target_that_is_gone() -> None:
+    with ControlClient(url=f"http://127.0.0.1:{free_port()}") as client:
+        with pytest.raises(Unreachable):
+            list(client.handoff(NONCE))
+
+
 def test_a_watch_gives_up_on_a_target_that_is_gone() -> None:
     with ControlClient(url=f"http://127.0.0.1:{free_port()}") as client:
         with pytest.raises(Unreachable):

@@ -206,14 +206,26 @@ class ControlClient:
         )
 
     def handoff(self, nonce: str) -> Iterator[StateStatus]:
-        """Each status of a handoff until it has ended."""
+        """Each status of a handoff until it has ended.
+
+        Raises:
+            Unreachable: No answer for five seconds.
+        """
         pause = POLL_FIRST
+        silent_since: float | None = None
         while True:
             params = {"nonce": nonce}
-            answer = self._ask("GET", STATE_STATUS_PATH, {"status"}, params=params)
-            yield cast(StateStatus, answer)
-            if answer["status"] != "pending":
-                return
+            try:
+                answer = self._ask("GET", STATE_STATUS_PATH, {"status"}, params=params)
+            except Unreachable:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > PATIENCE:
+                    raise
+            else:
+                silent_since = None
+                yield cast(StateStatus, answer)
+                if answer["status"] != "pending":
+                    return
             time.sleep(pause)
             pause = min(pause * 1.2, POLL_LAST)
 
