@@ -329,9 +329,13 @@ def handoff(
         of, to = (c.report()["revision"] or UNKNOWN for c in (source, target))
         offered = source.offer(protocol, of, to, milliseconds)
         target.begin_handoff(offered, nonce, milliseconds)
-        for told in target.handoff(nonce):
-            if as_json:
-                _print_json(told)
+        try:
+            for told in target.handoff(nonce):
+                if as_json:
+                    _print_json(told)
+        except KeyboardInterrupt:
+            click.echo(f"drainmw: the handoff {nonce} goes on", err=True)
+            click.get_current_context().exit(INTERRUPTED)
         if told["status"] == "failed":
             kept = "the old release keeps its state and can be resumed"
             raise Failed(f"{told['failure']}; {kept}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 from drainmw.client import ControlClient
 from drainmw.contract import StateStatus
 from tests.processes import Served, drainmw, served, until
+from tests.processes import running as running_program
 from tests.servers.matrix import SERVERS, Kind
 from tests.servers.server import SOURCE, TARGET, Server, new_nonce, running
+from tests.test_cli import INTERRUPTIBLE
 
 APP = "tests.servers.presence_app:app"
 STATE = "/.forgezero/runtime/state/v1"
@@ -175,6 +178,40 @@ def test_only_the_drain_whose_state_went_over_is_detached(
         late = drainmw("handoff", *targets, "--detach")
         assert late.exit_code == 4, late.output
         assert old.report()["phase"] == "drained"
+
+
+SLOW = """
+import asyncio
+from tests.servers import presence_app
+from tests.servers.presence_app import app
+
+[adapter] = presence_app.drain.states
+
+async def import_state(value, context):
+    await asyncio.sleep(60)
+
+adapter.import_state = import_state
+"""
+
+
+def test_who_stops_watching_a_handoff_reads_that_it_goes_on(tmp_path: Path) -> None:
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[1] / "slow.py").write_text(SLOW)
+    nonce = new_nonce()
+    with (
+        served(folders[0], app=APP) as old,
+        served(folders[1], app="slow:app", cwd=folders[1]) as new,
+    ):
+        drainmw("begin", "--wait", "--control", str(old.control))
+        targets = ("--from", str(old.control), "--to", str(new.control))
+        watch = ("handoff", "--json", "--nonce", nonce, *targets)
+        with running_program("-c", INTERRUPTIBLE, *watch) as process:
+            process.out.wait_for_text("pending")
+            process.signal(signal.SIGINT)
+            assert process.exit_code() == 130
+        assert process.err.lines == [f"drainmw: the handoff {nonce} goes on"]
 
 
 def test_the_parent_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:
