@@ -405,6 +405,33 @@ async def test_what_cannot_be_exported_is_not_offered(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
+async def test_only_so_many_offers_stand_at_once() -> None:
+    release = release_of(Sessions("x"))
+    offers = [(await offered(release)).json() for _ in range(9)]
+    await closed(offers[0])
+    for offer in offers[1:]:
+        assert (await fetched(offer)).status_code == 200
+        await closed(offer)
+
+
+async def test_an_adapter_need_not_be_async() -> None:
+    """What it has imported is never reported as failed."""
+
+    class Plain(Sessions):
+        def export_state(self) -> Any:
+            return "c-1", [1]
+
+        def import_state(self, value: Any, context: ImportContext) -> Any:
+            self.imported.append((value, context))
+
+    old, new = release_of(Plain()), release_of(adapter := Plain())
+    offer = (await offered(old)).json()
+    await begin(new, {**offer, "nonce": NONCE, "timeoutMs": 2000})
+    assert (await outcome(new))["status"] == "acknowledged"
+    assert len(adapter.imported) == 1
+    await closed(offer)
+
+
 async def test_an_offer_that_nobody_takes_ends_by_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

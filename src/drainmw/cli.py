@@ -318,6 +318,8 @@ def handoff(
     """
     from drainmw.tokens import generate
 
+    if old == new:
+        raise click.UsageError("--from and --to must be two releases")
     told: Any = None
     nonce, milliseconds = nonce or generate(), round(timeout * 1000)
     giving, taking = (

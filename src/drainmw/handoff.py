@@ -8,6 +8,8 @@ final in that process.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from weakref import WeakKeyDictionary
 
@@ -36,6 +38,7 @@ from drainmw.state import (
 
 Fetch = Callable[[StateSource, int], Awaitable[bytearray]]
 
+EXPORT_PATIENCE = 60.0  # seconds in which an adapter exports; others wait for it
 ORDER = ("serving", "draining", "drained")
 """Of the phases from which an adapter may be exported."""
 
@@ -88,7 +91,9 @@ class Exports:
     async def _exported(self, adapter: StateAdapter) -> object:
         """What it exports; of what it raises only the kind goes over the wire."""
         try:
-            return await adapter.export_state()
+            async with asyncio.timeout(EXPORT_PATIENCE):
+                given: object = adapter.export_state()
+                return await given if inspect.isawaitable(given) else given
         except Exception as exc:
             kind = type(exc).__name__
             protocol = adapter.protocol
@@ -155,6 +160,7 @@ class Handoffs:
         self._fetch = fetch
         self._by_protocol: dict[str, Handoff] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
 
     def begin(self, request: StateBeginRequest) -> bool:
         """Begin a handoff, or join it; true for a duplicate.
@@ -164,13 +170,14 @@ class Handoffs:
             StateAlreadyStarted: Another one of that protocol or nonce has begun.
         """
         adapter = self._adapters.chosen(request)
-        begun = self._by_protocol.get(request.protocol)
-        if begun is not None and request.is_retry_of(begun.request):
-            return True
-        nonces = {handoff.request.nonce for handoff in self._by_protocol.values()}
-        if begun is not None or request.nonce in nonces:
-            raise StateAlreadyStarted
-        handoff = self._by_protocol[request.protocol] = Handoff(request)
+        with self._lock:
+            begun = self._by_protocol.get(request.protocol)
+            if begun is not None and request.is_retry_of(begun.request):
+                return True
+            nonces = {handoff.request.nonce for handoff in self._by_protocol.values()}
+            if begun is not None or request.nonce in nonces:
+                raise StateAlreadyStarted
+            handoff = self._by_protocol[request.protocol] = Handoff(request)
         task = asyncio.create_task(
             self._carry_out(handoff, adapter), name="drainmw handoff"
         )
@@ -192,7 +199,7 @@ class Handoffs:
     async def _carry_out(self, handoff: Handoff, adapter: StateAdapter) -> None:
         request = handoff.request
         told = {"protocol": request.protocol, "nonce": request.nonce}
-        logger().info("handoff begun", **told, source=request.source.url)
+        logger().info("handoff begun", **told, source=request.source.location.authority)
         limit = asyncio.timeout(request.timeout_ms / 1000)
         try:
             async with limit:
@@ -212,5 +219,7 @@ class Handoffs:
         body = await self._fetch(request.source, adapter.maximum_bytes)
         value, envelope = await asyncio.to_thread(receive, adapter, request, body)
         context = ImportContext.of(envelope, request.nonce)
-        await adapter.import_state(value, context)
+        done: object = adapter.import_state(value, context)
+        if inspect.isawaitable(done):
+            await done
         return envelope

@@ -21,6 +21,7 @@ from drainmw.log import logger
 from drainmw.tokens import generate
 
 BACKLOG = 8
+MOST = 8  # listeners at once; a newer one closes the oldest
 GONE = 0.5  # seconds in which the last answer leaves
 
 Answers = Callable[[Request], Awaitable[Response]]
@@ -70,9 +71,15 @@ class Offer:
         closing = asyncio.create_task(
             self._close(server, serving, listener, within), name="drainmw offer's end"
         )
-        _open.add(closing)
-        closing.add_done_callback(_open.discard)
+        _open.append((self, closing))
+        closing.add_done_callback(lambda _done: _open.remove((self, closing)))
+        if len(_open) > MOST:  # the oldest are not waited for any more
+            _open[-MOST - 1][0].withdraw()
         return port
+
+    def withdraw(self) -> None:
+        """Close it, taken or not."""
+        self._taken.set()
 
     async def _close(
         self,
@@ -117,4 +124,4 @@ class Offer:
         return response
 
 
-_open: set[asyncio.Task[None]] = set()
+_open: list[tuple[Offer, asyncio.Task[None]]] = []

@@ -101,6 +101,10 @@ def test_one_command_hands_over_and_detaches_the_old_release(tmp_path: Path) -> 
     with served(folders[0], app=APP) as old, served(folders[1], app=APP) as new:
         arrive(old, "ann", "bob")
         targets = ("--from", str(old.control), "--to", str(new.control))
+        itself = drainmw(
+            "handoff", "--from", str(old.control), "--to", str(old.control)
+        )
+        assert itself.exit_code == 2
         early = drainmw("handoff", *targets)
         assert early.exit_code == 4
         assert "RUNTIME_STATE_NOT_EXPORTABLE" in early.stderr
