@@ -311,6 +311,29 @@ def test_exports_of_several_loops_do_not_wait_for_each_other() -> None:
     assert one == two
 
 
+async def test_an_export_that_outlives_its_drain_is_refused() -> None:
+    """It was resumed, changed, and drained again meanwhile."""
+    release = Release()
+
+    class Slow(Sessions):
+        phase = "drained"
+
+        async def export_state(self) -> tuple[str, Any]:
+            await release.client.resume()
+            await release.drain.begin(begin_request(OTHER_NONCE))
+            await release.drain.ended
+            return "c-1", "old"
+
+    release.drain.add_state(Slow())
+    await release.drain.begin(begin_request())
+    await release.drain.ended
+    answer = await export(release)
+    assert (answer.status_code, answer.json()["code"]) == (
+        409,
+        "RUNTIME_STATE_NOT_EXPORTABLE",
+    )
+
+
 async def test_another_release_is_not_the_source() -> None:
     release = release_of(Sessions("x"), revision="e" * 40)
     answer = await export(release)

@@ -46,9 +46,15 @@ ORDER = ("serving", "draining", "drained")
 class Exports:
     """The old side."""
 
-    def __init__(self, adapters: Adapters, phase: Callable[[], Phase]) -> None:
+    def __init__(
+        self,
+        adapters: Adapters,
+        phase: Callable[[], Phase],
+        epoch: Callable[[], int] = int,
+    ) -> None:
         self._adapters = adapters
         self._phase = phase
+        self._epoch = epoch
         self._turns: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[str, asyncio.Lock]
         ] = WeakKeyDictionary()
@@ -67,9 +73,14 @@ class Exports:
         turns = self._turns.setdefault(asyncio.get_running_loop(), {})
         async with turns.setdefault(adapter.protocol, asyncio.Lock()):
             self._check_phase(adapter)
+            epoch = self._epoch()
             exported = await self._exported(adapter)
             built = await asyncio.to_thread(export, adapter, terms, exported)
-        self._check_phase(adapter)  # a resume may have come meanwhile
+        self._check_phase(adapter)  # a resume may have come meanwhile,
+        if phase_of(adapter) != "serving" and self._epoch() != epoch:  # and a begin
+            raise StateNotExportable(
+                adapter.protocol, phase_of(adapter), "in another drain by now"
+            )
         self._tell(adapter, built)
         return built
 

@@ -124,7 +124,7 @@ class Drain:
         self._course: Course | None = None
         self.states = Adapters()
         self.handoffs = Handoffs(self.states)
-        self._exports = Exports(self.states, lambda: self.phase)
+        self._exports = Exports(self.states, lambda: self.phase, lambda: self.epoch)
         self.walkers = Walkers(self._new_walker)
         self._released = Flag()
         self._released.set()
