@@ -230,6 +230,18 @@ async def test_a_leave_can_be_taken_back() -> None:
     assert server.leavers == []
 
 
+async def test_one_that_stays_is_not_watched_any_more() -> None:
+    """A message costs as little as before."""
+    server = await Server().accepted()
+    server.socket.watch()
+    await server.app_send(ANSWER)
+    assert not server.socket.is_quiet
+    server.socket._sent_at = float("-inf")
+    server.socket.stay()
+    await server.app_send(ANSWER)
+    assert server.socket.is_quiet
+
+
 async def test_the_app_is_told_though_the_client_never_answers_the_close() -> None:
     """S10: a server whose `send` waits for the answer does not keep the app."""
     server = await Server().accepted()

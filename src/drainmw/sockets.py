@@ -266,7 +266,7 @@ class Socket(Ticket):
         """Take a `leave` back, unless it is closed already."""
         self._closer = None
         self._is_late = False
-        if self.state == LEAVING:
+        if self.state in (OPEN, LEAVING):  # nor is it watched any more
             self._turn(OPEN)
 
     def send_close(
