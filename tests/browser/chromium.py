@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 from tests.processes import PATIENCE, until
+from tests.servers.process import end
 
 PROGRAM = shutil.which("chromium")
-END_PATIENCE = 5.0  # seconds after SIGTERM, before the whole group is killed
 
 OPTIONS = (
     "--headless",
@@ -149,7 +148,7 @@ def _process(profile: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        _end(process)
+        end(process)
 
 
 def _address(profile: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]:
@@ -164,14 +163,3 @@ def _address(profile: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]
     until(lambda: len(lines()) == 2, "a port of chromium's")
     port, path = lines()
     return int(port), path
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_PATIENCE)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -36,7 +36,7 @@ def listening(arguments: Arguments, log: Path, **environment: str) -> Iterator[i
                 yield port
                 return
         finally:
-            _end(process)
+            end(process)
         time.sleep(0.1 * attempt)
     raise AssertionError(f"it did not start:\n{log.read_text()[-4000:]}")
 
@@ -79,7 +79,8 @@ def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group of its own, and all of that group."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
