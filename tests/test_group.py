@@ -465,14 +465,14 @@ def test_an_empty_map_is_stamped_and_one_of_another_version_refused(
 ) -> None:
     first = Group(directory, itself())
     place, size = first.path / "group", (first.path / "group").stat().st_size
-    assert place.read_bytes()[4:12] == b"DRMW\x01\x00\x00\x00"
+    assert place.read_bytes()[4:12] == b"DRMW\x02\x00\x00\x00"
     first.leave()
-    place.write_bytes(b"\0\0\0\0DRMW\x02\0\0\0".ljust(size, b"\0"))
-    with pytest.raises(GroupError, match="is of version 2, this drainmw makes 1"):
+    place.write_bytes(b"\0\0\0\0DRMW\x03\0\0\0".ljust(size, b"\0"))
+    with pytest.raises(GroupError, match="is of version 3, this drainmw makes 2"):
         Group(directory, itself())
     place.write_bytes(b"")
     Group(directory, itself()).leave()
-    assert place.read_bytes()[4:12] == b"DRMW\x01\x00\x00\x00"
+    assert place.read_bytes()[4:12] == b"DRMW\x02\x00\x00\x00"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])

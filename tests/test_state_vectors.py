@@ -152,7 +152,7 @@ def test_a_begin_is_a_retry_where_the_reference_took_it_for_one(name: str) -> No
         if first is None:
             assert scene["result"] == {"accepted": True, "duplicate": False}
             first = request
-        elif request.is_retry_of(first):
+        elif request.fingerprint == first.fingerprint:
             assert scene["result"] == {"accepted": True, "duplicate": True}
         else:
             assert scene["error"] == "RUNTIME_STATE_ALREADY_STARTED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -79,6 +80,7 @@ StateProtocol = Annotated[str, Field(strict=True, pattern=f"^{STATE_PROTOCOL_FOR
 SchemaVersion = Annotated[
     int, BeforeValidator(_whole_number), Field(ge=1, le=SCHEMA_VERSION_MAXIMUM)
 ]
+Epoch = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
 Cursor = Annotated[str, Field(strict=True, pattern=f"^{CURSOR_FORM}$")]
 Digest = Annotated[str, Field(strict=True, pattern=f"^{DIGEST_FORM}$")]
 
@@ -130,10 +132,63 @@ class NonceRequest(_Wire):
         return _parse(cls, value)
 
 
+class ResumeRequest(NonceRequest):
+    """The body of a resume, which an operator may force."""
+
+    force: Annotated[bool, Field(strict=True)] = False
+
+    @classmethod
+    def parse(cls, value: object) -> ResumeRequest:
+        """Read a parsed JSON value.
+
+        Raises:
+            RequestInvalid: Names each member that is wrong and its right form.
+        """
+        return _parse(cls, value)
+
+
+class ConfirmRequest(_Wire):
+    """The nonce of a handoff, and what a detach of the old side has answered."""
+
+    nonce: Nonce
+    phase: Literal["detached"]
+    epoch: Epoch
+
+    @classmethod
+    def parse(cls, value: object) -> ConfirmRequest:
+        """Read a parsed JSON value.
+
+        Raises:
+            StateRequestInvalid: Names each member that is wrong and its right form.
+        """
+        return _parse(cls, value, StateRequestInvalid, _RIGHT_FORM_OF_STATE)
+
+
+class AcknowledgeRequest(_Wire):
+    """What the new side says of a handoff, by its nonce."""
+
+    nonce: Nonce
+    protocol: StateProtocol
+    status: Literal["acknowledged", "discarded"]
+
+    @classmethod
+    def parse(cls, value: object) -> AcknowledgeRequest:
+        """Read a parsed JSON value.
+
+        Raises:
+            StateRequestInvalid: Names each member that is wrong and its right form.
+        """
+        return _parse(cls, value, StateRequestInvalid, _RIGHT_FORM_OF_STATE)
+
+
 class OfferRequest(_Wire):
-    """The members of a request for an offer of state; the protocol may be left out."""
+    """The members of a request for an offer of state.
+
+    The protocol may be left out, and the nonce of the handoff.
+    """
 
     protocol: StateProtocol | None = None
+    nonce: Nonce | None = None
     source_revision: Revision = Field(alias="sourceRevision")
     target_revision: Revision = Field(alias="targetRevision")
     timeout_ms: TimeoutMs = Field(alias="timeoutMs")
@@ -164,6 +219,14 @@ class StateSource(_Wire):
         return Location.read(self.url)
 
 
+class OriginBody(_Wire):
+    """Who the old side is, as its offer has it."""
+
+    acknowledge: str = Field(strict=True)
+    epoch: Epoch | None = None
+    process: dict[str, Any] | None = None
+
+
 class StateBeginRequest(_Wire):
     """The members of the begin of a handoff; others are ignored."""
 
@@ -173,6 +236,7 @@ class StateBeginRequest(_Wire):
     source_revision: Revision = Field(alias="sourceRevision")
     target_revision: Revision = Field(alias="targetRevision")
     source: StateSource
+    origin: OriginBody | None = None
     timeout_ms: TimeoutMs = Field(alias="timeoutMs")
 
     @classmethod
@@ -185,11 +249,16 @@ class StateBeginRequest(_Wire):
         """
         request = _parse(cls, value, StateRequestInvalid, _RIGHT_FORM_OF_STATE)
         Location.read(request.source.url)
+        if request.origin is not None:
+            Location.read(request.origin.acknowledge)
         return request
 
-    def is_retry_of(self, other: StateBeginRequest) -> bool:
-        """Whether it begins the same handoff: all but its time is equal."""
-        return self.model_copy(update={"timeout_ms": other.timeout_ms}) == other
+    @property
+    def fingerprint(self) -> str:
+        """Of everything but its time, by which a retry is known; tells no token."""
+        told = self.model_dump(mode="json", by_alias=True, exclude={"timeout_ms"})
+        told["source"]["authorization"] = self.source.authorization.get_secret_value()
+        return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 class EnvelopeBody(_Wire):
@@ -219,11 +288,16 @@ _RIGHT_FORM = {
     "sourceRevision": "40 lower-case hex digits",
     "targetRevision": "40 lower-case hex digits",
     "timeoutMs": "a whole number from 100 to 600000",
+    "force": "true or false",
 }
 _RIGHT_FORM_OF_STATE = _RIGHT_FORM | {
     "protocol": "1 to 128 of the characters A-Z a-z 0-9 _ . : @ / -",
     "schemaVersion": f"a whole number from 1 to {SCHEMA_VERSION_MAXIMUM}",
     "source": 'an object with a url and an authorization, "Bearer" and a token',
+    "origin": "as the offer of the old side has it",
+    "phase": 'exactly "detached"',
+    "epoch": "a whole number, as the detach answered",
+    "status": '"acknowledged" or "discarded"',
     "cursor": "1 to 512 of the characters A-Z a-z 0-9 _ . : @ / + - =",
     "value": "there",
     "digest": '"sha256:" and 64 lower-case hex digits',

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from drainmw.contract import STATE_PROTOCOL_FORM
+
 if TYPE_CHECKING:
     from drainmw.client import ControlClient
-    from drainmw.contract import Status
+    from drainmw.contract import StateStatus, Status
 
 UNKNOWN = "0" * 40
 INTERRUPTED = 130  # as shells have it: 128 and SIGINT
@@ -124,6 +126,13 @@ def _of_form(pattern: str, form: str) -> Callable[..., str | None]:
 
 _nonce = _of_form("[A-Za-z0-9_-]{43}", "43 characters of base64url")
 _revision = _of_form("[0-9a-f]{40}", "40 lower-case hex digits")
+_protocol = _of_form(STATE_PROTOCOL_FORM, "1 to 128 of A-Z a-z 0-9 _ . : @ / -")
+
+
+def _protocols(ctx: Any, param: Any, value: tuple[str, ...]) -> tuple[str, ...]:
+    for protocol in value:
+        _protocol(ctx, param, protocol)
+    return tuple(dict.fromkeys(value))
 
 
 def _finite(_ctx: Any, _param: Any, value: float) -> float:
@@ -259,11 +268,22 @@ def uncordon(**where: Any) -> None:
 @main.command()
 @targeted
 @_nonce_option
-def resume(nonce: str | None, **where: Any) -> None:
+@click.option("--force", is_flag=True, help="Also where the new release has the state.")
+def resume(nonce: str | None, force: bool, **where: Any) -> None:
     """Serve again, also after a drain has ended. The nonce is retired."""
     to = Target(**where)
     with asking(to) as client:
-        _print_moved(client.resume(nonce or _standing(client)), to)
+        _print_moved(client.resume(nonce or _standing(client), force=force), to)
+
+
+@main.command()
+@targeted
+@_nonce_option
+def seal(nonce: str | None, **where: Any) -> None:
+    """Fix the state that goes over; `handoff` does it, too."""
+    to = Target(**where)
+    with asking(to) as client:
+        _print_moved(client.seal(nonce or _standing(client)), to)
 
 
 @main.command()
@@ -289,8 +309,17 @@ def detach(nonce: str | None, **where: Any) -> None:
     type=click.Path(path_type=Path),
     help="[default: DRAINMW_TOKEN_FILE, or DRAINMW_TOKEN]",
 )
-@click.option("--protocol", help="Of the state. [default: the only one there is]")
+@click.option(
+    "--protocol",
+    "protocols",
+    multiple=True,
+    callback=_protocols,
+    help="Of the state; may be repeated. [default: all that there is]",
+)
 @click.option("--nonce", callback=_nonce, help="Of the handoff. [default: a new one]")
+@click.option(
+    "--again", is_flag=True, help="To a fresh release, in place of one that has ended."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0.1, 600),
@@ -300,51 +329,87 @@ def detach(nonce: str | None, **where: Any) -> None:
     help="Seconds until the handoff fails.",
 )
 @click.option("--detach", is_flag=True, help="Then give the old release's work away.")
+@click.option(
+    "--discard", is_flag=True, help="Undo it, so that the old one can be resumed."
+)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def handoff(
     old: str,
     new: str,
     from_token_file: Path | None,
     to_token_file: Path | None,
-    protocol: str | None,
+    protocols: tuple[str, ...],
     nonce: str | None,
+    again: bool,
     timeout: float,
     detach: bool,
+    discard: bool,
     as_json: bool,
 ) -> None:
     """Let a new release take the state of an old one over.
 
-    A TARGET is a URL, or the path of a control socket.
+    A TARGET is a URL, or the path of a control socket. What is handed over is
+    provisional until the old release is detached, or has ended. Run it again to
+    finish what was interrupted.
     """
-    from drainmw.tokens import generate
+    from drainmw.handing import Handing
 
     if old == new:
         raise click.UsageError("--from and --to must be two releases")
-    told: Any = None
-    nonce, milliseconds = nonce or generate(), round(timeout * 1000)
+    if discard and (detach or again):
+        raise click.UsageError("--discard excludes --detach and --again")
     giving, taking = (
         Target(**_named(target), token_file=file, as_json=as_json)
         for target, file in ((old, from_token_file), (new, to_token_file))
     )
     with asking(giving) as source, asking(taking) as target:
+        handing = Handing(source, target, timeout_ms=round(timeout * 1000))
+        if discard:
+            undone = list(handing.discard(protocols, nonce))
+            if not undone:
+                raise Refused("the new release has nothing that can be discarded")
+            for taken in undone:
+                click.echo(f"{taken['protocol']} discarded; the old release has it")
+            return
         drained = _standing(source) if detach else ""
-        of, to = (c.report()["revision"] or UNKNOWN for c in (source, target))
-        offered = source.offer(protocol, of, to, milliseconds)
-        target.begin_handoff(offered, nonce, milliseconds)
         try:
-            for told in target.handoff(nonce):
-                if as_json:
-                    _print_json(told)
+            for told in handing.hand_over(protocols, nonce, again=again):
+                _print_handoff(told, as_json)
         except KeyboardInterrupt:
-            click.echo(f"drainmw: the handoff {nonce} goes on", err=True)
+            going = ", ".join(handing.nonces.values())
+            click.echo(f"drainmw: the handoff {going} goes on", err=True)
             click.get_current_context().exit(INTERRUPTED)
-        if told["status"] == "failed":
-            kept = "the old release keeps its state and can be resumed"
-            raise Failed(f"{told['failure']}; {kept}")
-        if not as_json:
-            click.echo(f"{told['protocol']} handed over, cursor {told['cursor']}")
         if detach:
-            _print_moved(source.detach(drained), giving)
+            with _gone_over():
+                moved = source.detach(drained)
+                handing.confirm(moved)
+            _print_moved(moved, giving)
+
+
+def _print_handoff(told: StateStatus, as_json: bool) -> None:
+    if as_json:
+        _print_json(told)
+    elif told["status"] == "acknowledged":
+        click.echo(f"{told['protocol']} handed over, cursor {told['cursor']}")
+    if told["status"] == "failed":
+        kept = "the old release keeps its state and can be resumed"
+        raise Failed(f"{told['protocol']}: {told['failure']}; {kept}")
+
+
+@contextmanager
+def _gone_over() -> Iterator[None]:
+    """What fails from here on finds the state at the new release."""
+    from drainmw.client import Denied, Unreachable
+    from drainmw.errors import DrainNotFound
+
+    gone = "the state has gone over and is provisional there; run this again, or "
+    gone += "run it with --discard"
+    try:
+        yield
+    except Unreachable as exc:
+        raise OutOfReach(f"{exc}; {gone}") from None
+    except (Denied, DrainNotFound) as exc:
+        raise Refused(f"{exc}; {gone}") from None
 
 
 @main.command()
@@ -418,7 +483,7 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
 def asking(to: Target) -> Iterator[ControlClient]:
     """A client of the target; its errors become messages and exit codes."""
     from drainmw.client import ControlClient, Denied, Unreachable, found
-    from drainmw.errors import DrainNotFound, SettingsError
+    from drainmw.errors import DrainNotFound, SettingsError, StateAdapterNotFound
 
     try:
         with ControlClient(**found(to.url, to.control, to.token_file)) as client:
@@ -427,7 +492,7 @@ def asking(to: Target) -> Iterator[ControlClient]:
         raise Usage(str(exc)) from None
     except Unreachable as exc:
         raise OutOfReach(str(exc)) from None
-    except (Denied, DrainNotFound) as exc:
+    except (Denied, DrainNotFound, StateAdapterNotFound) as exc:
         raise Refused(str(exc)) from None
 
 

@@ -19,22 +19,29 @@ import httpx
 
 from drainmw import tokens
 from drainmw.contract import (
+    ACKNOWLEDGE_PATH,
     BEGIN_PATH,
+    CONFIRM_PATH,
     CORDON_PATH,
     DETACH_PATH,
+    DISCARD_PATH,
+    HANDOFFS_PATH,
     OFFER_PATH,
     PROTOCOL,
     REPORT_PATH,
     RESUME_PATH,
+    SEAL_PATH,
     STATE_BEGIN_PATH,
     STATE_STATUS_PATH,
     STATUS_PATH,
     UNCORDON_PATH,
     Accepted,
+    HandoffsReport,
     InFlight,
     Moved,
     Offered,
     Report,
+    Settled,
     StateStatus,
     Status,
 )
@@ -49,6 +56,7 @@ from drainmw.text import failure_text, printable, without_credentials
 
 POLL_FIRST = 0.05  # seconds
 POLL_LAST = 0.25
+PATIENT = 90.0  # seconds for what asks an adapter in every worker
 PATIENCE = 5.0  # seconds a target may be out of reach while it is watched
 
 
@@ -175,10 +183,21 @@ class ControlClient:
         """Take a cordon back."""
         return cast(Moved, self._ask("POST", UNCORDON_PATH, {"phase"}, json={}))
 
-    def resume(self, nonce: str) -> Moved:
-        """Serve again; the nonce is retired."""
+    def resume(self, nonce: str, *, force: bool = False) -> Moved:
+        """Serve again; the nonce is retired.
+
+        `force` resumes also where the next release has acknowledged the state.
+        """
+        body = {"nonce": nonce, "force": force}
+        return cast(Moved, self._ask("POST", RESUME_PATH, {"phase"}, json=body))
+
+    def seal(self, nonce: str) -> Moved:
+        """Fix the state that goes over. Safe to retry."""
         return cast(
-            Moved, self._ask("POST", RESUME_PATH, {"phase"}, json={"nonce": nonce})
+            Moved,
+            self._ask(
+                "POST", SEAL_PATH, {"phase"}, json={"nonce": nonce}, timeout=PATIENT
+            ),
         )
 
     def detach(self, nonce: str) -> Moved:
@@ -188,15 +207,40 @@ class ControlClient:
         )
 
     def offer(
-        self, protocol: str | None, source: str, target: str, timeout_ms: int
+        self, protocol: str, nonce: str, source: str, target: str, timeout_ms: int
     ) -> Offered:
         """Have the old release open a listener for one fetch of its state."""
-        body = {"sourceRevision": source, "targetRevision": target}
+        body = {
+            "protocol": protocol,
+            "nonce": nonce,
+            "sourceRevision": source,
+            "targetRevision": target,
+            "timeoutMs": timeout_ms,
+        }
         needed = {"protocol", "schemaVersion", "source"}
-        members = body | {"timeoutMs": timeout_ms}
-        if protocol is not None:
-            members["protocol"] = protocol
-        return cast(Offered, self._ask("POST", OFFER_PATH, needed, json=members))
+        return cast(Offered, self._ask("POST", OFFER_PATH, needed, json=body))
+
+    def take_back(self, protocol: str, nonce: str) -> Moved:
+        """Tell the old release that the new one has discarded its state."""
+        body = {"protocol": protocol, "nonce": nonce, "status": "discarded"}
+        return cast(Moved, self._ask("POST", ACKNOWLEDGE_PATH, {"phase"}, json=body))
+
+    def confirm(self, nonce: str, detached: Moved) -> Settled:
+        """Tell the new release what the detach of the old one has answered."""
+        return self._settled(CONFIRM_PATH, {"nonce": nonce, **detached})
+
+    def discard(self, nonce: str) -> Settled:
+        """Have the new release undo what it imported."""
+        return self._settled(DISCARD_PATH, {"nonce": nonce})
+
+    def _settled(self, path: str, body: dict[str, Any]) -> Settled:
+        answer = self._ask("POST", path, {"status"}, json=body, timeout=PATIENT)
+        return cast(Settled, answer)
+
+    def handoffs(self) -> HandoffsReport:
+        """What a release gives, and takes over."""
+        needed = set(HandoffsReport.__annotations__)
+        return cast(HandoffsReport, self._ask("GET", HANDOFFS_PATH, needed))
 
     def begin_handoff(self, offered: Offered, nonce: str, timeout_ms: int) -> Accepted:
         """Have the new release fetch what was offered. Safe to retry."""

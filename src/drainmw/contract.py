@@ -6,7 +6,7 @@ the client should.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 PROTOCOL = "forgezero-drain/v1"
 UNKNOWN_REVISION = "0" * 40
@@ -21,8 +21,13 @@ METRICS_PATH = f"{OWN_PREFIX}/metrics"
 CORDON_PATH = f"{OWN_PREFIX}/cordon"
 UNCORDON_PATH = f"{OWN_PREFIX}/uncordon"
 RESUME_PATH = f"{OWN_PREFIX}/resume"
+SEAL_PATH = f"{OWN_PREFIX}/seal"
 DETACH_PATH = f"{OWN_PREFIX}/detach"
 OFFER_PATH = f"{OWN_PREFIX}/offer"
+ACKNOWLEDGE_PATH = f"{OWN_PREFIX}/acknowledge"
+CONFIRM_PATH = f"{OWN_PREFIX}/confirm"
+DISCARD_PATH = f"{OWN_PREFIX}/discard"
+HANDOFFS_PATH = f"{OWN_PREFIX}/handoffs"
 
 STATE_PREFIX = "/.forgezero/runtime/state/v1"
 STATE_EXPORT_PATH = f"{STATE_PREFIX}/export"
@@ -99,9 +104,16 @@ class StateStatus(_StateStatus, total=False):
     failure: str
 
 
-class Offered(TypedDict):
-    """Where state is fetched once, and what opens it there."""
+class Origin(TypedDict):
+    """Where the new side acknowledges, and who the old one is."""
 
+    acknowledge: str
+    epoch: int | None
+    """Of the drain; `None` for a snapshot of a release that serves."""
+    process: dict[str, Any]
+
+
+class _Offered(TypedDict):
     protocol: str
     schemaVersion: int
     sourceRevision: str
@@ -110,8 +122,62 @@ class Offered(TypedDict):
     """`url` and `authorization`, as the begin of a handoff has them."""
 
 
+class Offered(_Offered, total=False):
+    """Where state is fetched once, and what opens it there."""
+
+    origin: Origin
+
+
+class AdapterReport(TypedDict):
+    """One kind of state of a release."""
+
+    protocol: str
+    schemaVersion: int
+    phase: str
+    """From which phase on it is exported."""
+
+
+class GivenReport(TypedDict):
+    """State that the next release has fetched, and whether it says that it has it."""
+
+    protocol: str
+    nonce: str
+    acknowledged: bool
+
+
+class _TakenReport(TypedDict):
+    protocol: str
+    nonce: str
+    status: Literal["pending", "acknowledged", "failed"]
+    provisional: bool
+
+
+class TakenReport(_TakenReport, total=False):
+    """State that this release has taken over, or tries to."""
+
+    failure: str
+
+
+class HandoffsReport(TypedDict):
+    """What a release gives, and takes over."""
+
+    phase: str
+    sealed: bool
+    adapters: list[AdapterReport]
+    given: list[GivenReport]
+    taken: list[TakenReport]
+
+
+class Settled(TypedDict):
+    """The answer to confirm and discard."""
+
+    nonce: str
+    status: Literal["pending", "acknowledged", "failed"]
+    provisional: bool
+
+
 class Moved(TypedDict):
-    """The answer to cordon, uncordon, resume and detach."""
+    """The answer to cordon, uncordon, resume, seal and detach."""
 
     phase: str
     epoch: int

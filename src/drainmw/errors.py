@@ -14,7 +14,15 @@ DrainError
 │   ├── StateAdapterNotFound no adapter of that protocol
 │   ├── StateNotExportable   its adapter is not exported in this phase
 │   ├── StateAlreadyStarted  another handoff of that protocol runs, or has ended
-│   └── StateNotFound        no handoff of that nonce
+│   ├── StateNotFound        no handoff of that nonce
+│   ├── StateNotImportable   this release drains itself
+│   ├── StateNotPending      that handoff has ended
+│   ├── StateNotProvisional  that handoff cannot be confirmed, or discarded, any more
+│   ├── StateNotDiscardable  its adapter cannot undo an import
+│   ├── StateNotDetached     ownership has not moved by that drain
+│   ├── StateNotCombined     its adapter cannot make one state of several workers'
+│   ├── StateSealRefused     the app does not let its state be fixed
+│   └── HandedOver           another release has the state already
 ├── Misuse               fix the code or the configuration
 │   ├── SettingsError        a setting that is not usable
 │   ├── InstalledTwice       two middlewares in one chain
@@ -40,7 +48,9 @@ DrainError
         ├── StateSourceTooLarge      more arrives than the adapter's maximum
         ├── StateEnvelopeInvalid     what arrived is not the envelope asked for
         ├── StateDigestMismatch      what arrived is not what was sent
-        └── StateTimeout             the time of the handoff is over
+        ├── StateTimeout             the time of the handoff is over
+        ├── StateWorkerLost          a worker came or went while it was imported
+        └── StateDiscarded           the new release gave up what it had imported
 """
 
 from __future__ import annotations
@@ -165,6 +175,8 @@ class PhaseConflict(Refused):
         self.event = event
 
     def __str__(self) -> str:
+        if self.event == "seal":
+            return f"state is sealed once drained, and this release is {self.phase}"
         text = f"{self.event} is not possible while {self.phase}"
         resumable = self.phase in ("draining", "drained", "failed")
         return f"{text}; resume first" if resumable else text
@@ -232,6 +244,115 @@ class StateNotFound(Refused):
 
     def __str__(self) -> str:
         return "no handoff of this nonce"
+
+
+class StateNotImportable(Refused):
+    """Raised when a release that drains is to take state over."""
+
+    code = "RUNTIME_STATE_NOT_IMPORTABLE"
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(phase)
+        self.phase = phase
+
+    def __str__(self) -> str:
+        return (
+            f"a release takes state over while it serves, and this one is {self.phase}"
+        )
+
+
+class StateNotPending(Refused):
+    """Raised when a handoff has ended while somebody still worked on it."""
+
+    code = "RUNTIME_STATE_NOT_PENDING"
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"the handoff has ended already: {self.outcome}"
+
+
+class StateNotProvisional(Refused):
+    """Raised when what was imported is not, or is no longer, provisional."""
+
+    code = "RUNTIME_STATE_NOT_PROVISIONAL"
+
+    def __init__(self, status: str, wanted: str) -> None:
+        super().__init__(status, wanted)
+        self.status = status
+        self.wanted = wanted
+
+    def __str__(self) -> str:
+        if self.status == "confirmed":
+            return f"ownership has moved here; nothing can be {self.wanted} any more"
+        return f"a handoff is {self.wanted} once acknowledged, and it is {self.status}"
+
+
+class StateNotDiscardable(Refused):
+    """Raised when an adapter has no way to undo what it imported."""
+
+    code = "RUNTIME_STATE_NOT_DISCARDABLE"
+
+    def __init__(self, protocol: str) -> None:
+        super().__init__(protocol)
+        self.protocol = protocol
+
+    def __str__(self) -> str:
+        return (
+            f"the adapter of {self.protocol} has no discard; end this release instead, "
+            "then resume the old one with force"
+        )
+
+
+class StateNotDetached(Refused):
+    """Raised when the detach that is to confirm a handoff is not that of its drain."""
+
+    code = "RUNTIME_STATE_NOT_DETACHED"
+
+    def __str__(self) -> str:
+        return "the epoch is not that of the drain whose state was taken over"
+
+
+class StateNotCombined(Refused):
+    """Raised when several workers have a state each, and nothing makes them one."""
+
+    code = "RUNTIME_STATE_NOT_COMBINED"
+
+    def __init__(self, protocol: str, workers: int) -> None:
+        super().__init__(protocol, workers)
+        self.protocol = protocol
+        self.workers = workers
+
+    def __str__(self) -> str:
+        return (
+            f"{self.workers} workers have a state of {self.protocol} each, and its "
+            "adapter has no combine to make them one"
+        )
+
+
+class StateSealRefused(Refused):
+    """Raised when an adapter does not let its state be fixed; nothing is."""
+
+    code = "RUNTIME_STATE_SEAL_REFUSED"
+
+
+class HandedOver(Refused):
+    """Raised when the next release has the state, and has said so."""
+
+    code = "RUNTIME_STATE_HANDED_OVER"
+
+    def __init__(self, protocols: list[str], nonce: str) -> None:
+        super().__init__(protocols, nonce)
+        self.protocols = protocols
+        self.nonce = nonce
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(self.protocols)} has gone over in handoff {self.nonce}; the "
+            "new release has to discard it first, or a resume has to be forced"
+        )
 
 
 class Misuse(DrainError):
@@ -455,3 +576,18 @@ class StateTimeout(StateFetchError):
     """Raised when a handoff is not done in its time."""
 
     code = "RUNTIME_STATE_TIMEOUT"
+
+
+class StateWorkerLost(StateFetchError):
+    """Raised when a worker ends, or comes up, while state is imported."""
+
+    code = "RUNTIME_STATE_WORKER_LOST"
+
+    def __str__(self) -> str:
+        return "the workers of this release changed while they imported"
+
+
+class StateDiscarded(StateFetchError):
+    """Why a handoff has failed whose new release was told to give it up."""
+
+    code = "RUNTIME_STATE_DISCARDED"

@@ -1,4 +1,5 @@
-"""One bounded fetch of exported state, over loopback and nothing else.
+"""One bounded fetch of exported state, over loopback and nothing else; and the word
+that it has arrived, on the same way.
 
 A `Location` leaves nothing to resolve: the address is connected to as it stands
 there. No proxy of the environment is used, no redirect followed, nothing
@@ -12,6 +13,7 @@ import httpx
 from drainmw.bodies import StateSource
 from drainmw.core.envelope import Arriving, check_answer
 from drainmw.errors import StateEnvelopeInvalid, StateSourceUnreachable
+from drainmw.location import Location
 from drainmw.text import failure_text
 
 HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
@@ -40,19 +42,12 @@ async def fetch(source: StateSource, maximum: int) -> bytearray:
 
 async def _fetched(source: StateSource, address: str, maximum: int) -> bytearray:
     location = source.location
-    host = f"[{address}]" if ":" in address else address
-    url = f"http://{host}:{location.port}{location.target}"
+    url = f"http://{_host(address)}:{location.port}{location.target}"
     headers = HEADERS | {
         "host": location.authority,
         "authorization": source.authorization.get_secret_value(),
     }
-    client = httpx.AsyncClient(
-        trust_env=False,
-        follow_redirects=False,
-        timeout=None,
-        verify=False,  # there is no TLS; certificates take 15 ms to read
-    )
-    async with client:
+    async with _client() as client:
         try:
             async with client.stream("GET", url, headers=headers) as answer:
                 return await _body(answer, maximum)
@@ -60,6 +55,42 @@ async def _fetched(source: StateSource, address: str, maximum: int) -> bytearray
             raise ConnectionRefusedError(failure_text(exc)) from None
         except httpx.HTTPError as exc:
             raise StateSourceUnreachable(failure_text(exc)) from None
+
+
+async def acknowledge(
+    source: StateSource, url: str, protocol: str, nonce: str, status: str
+) -> None:
+    """Tell the source what has become of the handoff of that nonce.
+
+    Raises:
+        StateFetchError: It does not answer, or will not have it.
+    """
+    location = Location.read(url)
+    headers = {
+        "host": location.authority,
+        "authorization": source.authorization.get_secret_value(),
+    }
+    told = {"protocol": protocol, "nonce": nonce, "status": status}
+    target = f"http://{_host(location.addresses[0])}:{location.port}{location.target}"
+    async with _client() as client:
+        try:
+            answer = await client.post(target, json=told, headers=headers)
+        except httpx.HTTPError as exc:
+            raise StateSourceUnreachable(failure_text(exc)) from None
+    check_answer(answer.status_code, None, 0)
+
+
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        trust_env=False,
+        follow_redirects=False,
+        timeout=None,
+        verify=False,  # there is no TLS; certificates take 15 ms to read
+    )
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 async def _body(answer: httpx.Response, maximum: int) -> bytearray:

@@ -7,6 +7,8 @@ A group is a directory that the workers of one supervisor share:
     lock         taken for every transition
     wN.lock      held by the worker of slot N as long as it lives
     wN.sock      where it is woken
+    sN.sock      where it is asked about its state, by HTTP
+    kept-*       state that is fixed, until the drain is resumed
 
 The record is the truth and the gate byte its shadow: a transition writes the
 record and then the byte, whoever finds them disagreeing repairs the byte under
@@ -42,14 +44,14 @@ from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
 from drainmw.errors import DrainError, GroupError, Superseded
-from drainmw.locks import is_held, opened, share, try_lock, unlock
+from drainmw.locks import any_held, is_held, opened, share, try_lock, unlock
 from drainmw.record import Hint
 from drainmw.socketfile import check_directory
 from drainmw.supervisor import Supervisor
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"DRMW"
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
 LOCK_PAUSE = 0.0002
@@ -83,6 +85,7 @@ class Group:
         label = f"{boss.pid}-{boss.started}" + (f"-{name}" if name else "")
         self.path = directory / f"group-{label}"
         check_directory(self.path, "group")
+        self.boss = boss
         self._root = str(self.path)
         self._record = f"{self._root}/record.json"
         self._place = _claim(self.path)
@@ -252,6 +255,51 @@ class Group:
                 self._peers[slot] = opened(self.path / f"w{slot}.lock")
             yield slot
 
+    # What is shared of state
+
+    def members(self) -> list[int]:
+        """Every live worker by its process id, in the order of their slots."""
+        pids = {slot: slots.read(self._map, slot).pid for slot in self._live()}
+        if self._slot is not None:
+            pids[self._slot] = os.getpid()
+        return [pids[slot] for slot in sorted(pids)]
+
+    def addresses(self) -> dict[int, Path]:
+        """Where every other live worker is asked, by its process id."""
+        return {
+            slots.read(self._map, slot).pid: self.path / f"s{slot}.sock"
+            for slot in self._live()
+        }
+
+    @property
+    def own_address(self) -> Path | None:
+        """Where this worker is asked; an observer is not."""
+        return None if self._slot is None else self.path / f"s{self._slot}.sock"
+
+    def keep(self, name: str, body: bytes) -> None:
+        """Keep something for all workers, also those that are yet to come."""
+        draft = self.path / f"kept.{os.getpid()}"
+        with open(os.open(draft, _NEW_FILE, 0o600), "wb") as file:
+            file.write(body)
+        draft.replace(self.path / f"kept-{name}")
+
+    def kept(self, name: str) -> bytes:
+        """What was kept under that name.
+
+        Raises:
+            GroupError: It is gone.
+        """
+        path = self.path / f"kept-{name}"
+        try:
+            return path.read_bytes()
+        except OSError as exc:
+            raise GroupError(f"{path}: {exc.strerror}") from None
+
+    def forget(self) -> None:
+        """Remove what was kept."""
+        for path in self.path.glob("kept-*"):
+            path.unlink(missing_ok=True)
+
     # Wake-ups
 
     def wake(self, hint: Hint = "look") -> None:
@@ -366,6 +414,8 @@ _HINT_LOST = frozenset(
 )
 
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+
 _claimed: dict[tuple[Path, int], int] = {}
 """The groups of this process, with its pid: a fork is another process."""
 
@@ -402,14 +452,4 @@ def _inhabited(path: Path) -> bool:
             return True  # our own lock would look free, and closing it frees it
     except FileNotFoundError:  # a sibling has swept it
         return False
-    for lock in path.glob("w*.lock"):
-        try:
-            file = opened(lock)
-        except GroupError:
-            return True
-        try:
-            if is_held(file):
-                return True
-        finally:
-            os.close(file)
-    return False
+    return any_held(path.glob("w*.lock"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from drainmw.errors import GroupError
@@ -53,3 +54,22 @@ def unlock(file: int) -> None:
 def share(directory: int) -> None:
     """Take a share in a directory, against those who clean by age."""
     fcntl.flock(directory, fcntl.LOCK_SH)
+
+
+def any_held(paths: Iterable[Path]) -> bool:
+    """Whether the worker of one of those locks lives, or may live.
+
+    Not for the locks of this process: to it they look free, and closing one that
+    was opened again lets go of it.
+    """
+    for path in paths:
+        try:
+            file = opened(path)
+        except GroupError:
+            return True
+        try:
+            if is_held(file):
+                return True
+        finally:
+            os.close(file)
+    return False

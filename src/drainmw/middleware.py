@@ -26,6 +26,7 @@ from drainmw.exchange import Exchange, runs_exchanges
 from drainmw.log import logger
 from drainmw.release import Drain
 from drainmw.settings import unknown_variables
+from drainmw.siblingapp import SiblingApp
 from drainmw.sockets import Socket
 from drainmw.text import route_path
 
@@ -61,6 +62,7 @@ def DrainMiddleware(app: AnyApp, drain: Drain | None = None) -> ASGIApp:
     drain = drain or Drain()
     _check_alone(app, drain)
     other = _Other(app, drain)
+    drain.open_to_siblings = SiblingApp(drain).serve
     for name, meant in unknown_variables():
         logger().warning("unknown variable", variable=name, meant=meant)
     if not drain.tokens:

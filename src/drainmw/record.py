@@ -7,15 +7,17 @@ admission looks at is written last and only follows.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
-from drainmw.errors import Superseded
+from drainmw.errors import GroupError, Superseded
 
 T = TypeVar("T")
 
@@ -60,6 +62,34 @@ class Record(Protocol):
         ...
 
 
+class ReleaseRecord(Record, Protocol):
+    """And what they share of state."""
+
+    def members(self) -> list[int]:
+        """Every live worker by its process id, in one order for all."""
+        ...
+
+    def addresses(self) -> dict[int, Path]:
+        """Where every other live worker is asked, by its process id."""
+        ...
+
+    def keep(self, name: str, body: bytes) -> None:
+        """Keep something for all workers, also those that are yet to come."""
+        ...
+
+    def kept(self, name: str) -> bytes:
+        """What was kept under that name.
+
+        Raises:
+            GroupError: It is gone.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Remove what was kept."""
+        ...
+
+
 class LocalRecord:
     """The record of a process that is alone."""
 
@@ -68,6 +98,7 @@ class LocalRecord:
         self._lock = threading.Lock()
         self._lifecycle = Lifecycle(revision)
         self._generation = 1
+        self._kept: dict[str, bytes] = {}
 
     def read(self) -> tuple[int, Lifecycle]:
         """The one lifecycle there is."""
@@ -99,3 +130,25 @@ class LocalRecord:
     def told(self) -> list[Blocker]:
         """Nothing."""
         return []
+
+    def members(self) -> list[int]:
+        """This process."""
+        return [os.getpid()]
+
+    def addresses(self) -> dict[int, Path]:
+        """Nobody's."""
+        return {}
+
+    def keep(self, name: str, body: bytes) -> None:
+        """Keep something, in memory."""
+        self._kept[name] = body
+
+    def kept(self, name: str) -> bytes:
+        """What was kept under that name."""
+        if name not in self._kept:
+            raise GroupError("what was sealed is gone")
+        return self._kept[name]
+
+    def forget(self) -> None:
+        """Remove what was kept."""
+        self._kept.clear()

@@ -16,15 +16,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from drainmw import settings as _settings
-from drainmw.bodies import BeginRequest, StateBeginRequest
+from drainmw.bodies import (
+    AcknowledgeRequest,
+    BeginRequest,
+    ConfirmRequest,
+    StateBeginRequest,
+)
 from drainmw.contract import (
     REVISION_FORM,
     TIMEOUT,
     Blocker,
+    HandoffsReport,
     Report,
+    Settled,
+    StateStatus,
     Status,
 )
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
@@ -37,13 +46,16 @@ from drainmw.errors import (
     SettingsError,
 )
 from drainmw.exchange import Exchange, ticket_factory
+from drainmw.exporting import Exports
 from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
-from drainmw.handoff import Exports, Handoffs
+from drainmw.importing import Imports
 from drainmw.log import logger
-from drainmw.record import LocalRecord, Record
+from drainmw.origin import identity
+from drainmw.record import LocalRecord, ReleaseRecord
 from drainmw.reporting import blockers, in_words
 from drainmw.rollcall import RollCall
+from drainmw.siblings import Siblings
 from drainmw.sockets import Socket
 from drainmw.sources.base import WorkSource
 from drainmw.sources.holds import Holds
@@ -123,8 +135,13 @@ class Drain:
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
         self.states = Adapters()
-        self.handoffs = Handoffs(self.states)
-        self._exports = Exports(self.states, lambda: self.phase, lambda: self.epoch)
+        self.siblings = Siblings(lambda: self._record)
+        self.exports = Exports(self.states, self.siblings)
+        self.imports = Imports(
+            self.states, self.siblings, clock=clock, follow=self.follow
+        )
+        self.open_to_siblings: Callable[[Path], None] | None = None
+        """Serves what they ask, at that address; set by who can."""
         self.walkers = Walkers(self._new_walker)
         self._released = Flag()
         self._released.set()
@@ -142,6 +159,16 @@ class Drain:
     def epoch(self) -> int:
         """Grows with every begin and every resume."""
         return self._record.read()[1].epoch
+
+    @property
+    def sealed(self) -> Flag:
+        """Set while the state that goes over is fixed; await it, or read it."""
+        return self.exports.sealed
+
+    @property
+    def is_observer(self) -> bool:
+        """No worker, but one who sees and drains those of a supervisor."""
+        return self._observes is not None
 
     @property
     def revision(self) -> str | None:
@@ -183,6 +210,9 @@ class Drain:
             StateAdapterInvalid: It is not in its form, or its protocol is taken.
         """
         self.states.add(adapter)
+        with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
+            asyncio.get_running_loop()
+            self._open_to_siblings()
 
     def spawn(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None
@@ -250,27 +280,36 @@ class Drain:
             _, roll, _ = await self._rolls.overheard()
             self._log("begin not acknowledged", by=", ".join(roll.who))
 
-    async def resume(self, nonce: str) -> int:
+    async def resume(self, nonce: str, *, force: bool = False) -> int:
         """Serve again; retires the nonce and gives the new epoch.
 
         Sources are released side by side; one that takes longer than half a
         second goes on in the background and keeps readiness from saying yes.
+        `force` resumes also where the next release has acknowledged the state:
+        then both have it.
 
         Raises:
-            DrainNotFound, DrainResumed, DrainDetached: Nothing changed.
+            DrainNotFound, DrainResumed, DrainDetached, HandedOver: Nothing changed.
             GroupError: This worker cannot act for its siblings.
         """
         self._check_joined()
 
         def resume(lifecycle: Lifecycle) -> tuple[Run | None, bool, int]:
             run = lifecycle.run
-            return run, lifecycle.resume(nonce), lifecycle.epoch
+            return run, lifecycle.resume(nonce, force=force), lifecycle.epoch
 
         run, retry, epoch = self._record.transact(resume)
         if not retry:
             self.follow()
             self._record.wake()
+            self._record.forget()
             self._tell("drain resumed", epoch=epoch, **_named(run))
+            if run is not None and (given := run.acknowledged):
+                logger().warning(
+                    "resume forced",
+                    handed_over=", ".join(f"{g.protocol} by {g.nonce}" for g in given),
+                    consequence="two releases have that state",
+                )
         elif self._holds.stuck and self._released:
             self._let_go()
         with contextlib.suppress(TimeoutError):
@@ -302,54 +341,127 @@ class Drain:
         self._record.wake()
         return well
 
-    # State
+    # State, of the old side
 
     async def export_state(
-        self, protocol: str | None, source_revision: str, target_revision: str
+        self,
+        protocol: str | None,
+        source_revision: str,
+        target_revision: str,
+        nonce: str | None = None,
     ) -> Export:
         """The envelope of one adapter's state, for the release that takes over.
 
         Raises:
             RevisionMismatch: Another release is meant as the source.
-            GroupError: There are several workers, whose states are not one.
-            StateError, Refused, RequestInvalid: As `Exports.export` says.
+            StateError, Refused, RequestInvalid, GroupError: As `Exports.export` says.
         """
-        self.check_export(protocol, source_revision, target_revision)
-        return await self._exports.export(protocol, source_revision, target_revision)
+        asked = (protocol, source_revision, target_revision, nonce)
+        self.check_export(*asked)
+        return await self.exports.export(*asked)
 
     def check_export(
-        self, protocol: str | None, source_revision: str, target_revision: str
-    ) -> None:
-        """Raise what an export would raise before it asks the adapter."""
-        self._check_alone("exports")
+        self,
+        protocol: str | None,
+        source_revision: str,
+        target_revision: str,
+        nonce: str | None = None,
+    ) -> StateAdapter:
+        """Whose state it is; raises what an export would raise before it asks."""
+        self._check_joined()
         self._check_revision("sourceRevision", source_revision)
-        self._exports.check(protocol, source_revision, target_revision)
+        asked = (protocol, source_revision, target_revision, nonce)
+        return self.exports.check(*asked)[0]
+
+    async def seal(self, nonce: str) -> None:
+        """Fix the state that goes over, in every worker. Idempotent.
+
+        Raises:
+            DrainNotFound, PhaseConflict, Refused, StateError: As `Exports.seal` says.
+        """
+        self._check_joined()
+        await self.exports.seal(nonce)
+
+    def acknowledge(self, told: AcknowledgeRequest, epoch: int) -> None:
+        """Note what the new side says of a handoff from the drain of that epoch.
+
+        Raises:
+            DrainResumed, DrainDetached, HandedOver: Nothing was noted.
+        """
+        self._check_joined()
+
+        def note(lifecycle: Lifecycle) -> None:
+            if told.status == "acknowledged":
+                lifecycle.acknowledge(epoch, told.protocol, told.nonce)
+            else:
+                lifecycle.take_back(told.nonce)
+
+        self._record.transact(note)
+        event = f"handoff {told.status}"
+        self._tell(event, protocol=told.protocol, handoff=told.nonce)
+
+    def identity(self) -> dict[str, Any]:
+        """Which process this release is, to prove one day that it is dead."""
+        group = self._record
+        if isinstance(group, Group):
+            return identity(group.boss, group.path)
+        return identity()
+
+    # State, of the new side
 
     def begin_handoff(self, request: StateBeginRequest) -> bool:
         """Take state over from an old release, or join that; true for a duplicate.
 
         Raises:
             RevisionMismatch: Another release is meant as the target.
-            GroupError: There are several workers, each of which needs the state.
-            StateRequestInvalid, StateAlreadyStarted: As `Handoffs.begin` says.
+            StateRequestInvalid, Refused: As `Imports.begin` says.
         """
-        self._check_alone("imports")
+        self._check_joined()
         self._check_revision("targetRevision", request.target_revision)
-        return self.handoffs.begin(request)
+        return self.imports.begin(request)
+
+    def handoff_status(self, nonce: str | None) -> StateStatus:
+        """Where the handoff of that nonce stands.
+
+        Raises:
+            StateNotFound: There is none.
+        """
+        self._check_joined()
+        return self.imports.status(nonce)
+
+    async def confirm_handoff(self, request: ConfirmRequest) -> Settled:
+        """Ownership has moved here.
+
+        Raises:
+            Refused, StateError: As `Imports.confirm` says.
+        """
+        self._check_joined()
+        return await self.imports.confirm(request)
+
+    async def discard_handoff(self, nonce: str) -> Settled:
+        """Undo what was imported.
+
+        Raises:
+            Refused, StateError: As `Imports.discard` says.
+        """
+        self._check_joined()
+        return await self.imports.discard(nonce)
+
+    def handoffs(self) -> HandoffsReport:
+        """What this release gives, and takes over."""
+        self._check_joined()
+        return {
+            "phase": str(self.phase),
+            "sealed": bool(self.sealed),
+            "adapters": self.exports.adapters(),
+            "given": self.exports.given(),
+            "taken": self.imports.taken(),
+        }
 
     def _check_revision(self, member: str, stated: str) -> None:
         own = self.revision
         if own not in (None, stated) and re.fullmatch(REVISION_FORM, stated):
             raise RevisionMismatch(str(own), member)
-
-    def _check_alone(self, what: str) -> None:
-        self._check_joined()
-        others = len(self._record.others())
-        if others:
-            number = others + (self._observes is None)
-            raise GroupError(
-                f"a release of several workers {what} no state; it has {number}"
-            )
 
     # Answers
 
@@ -392,7 +504,7 @@ class Drain:
         found = [warning for warning in told if warning is not None]
         if self.phase in (Phase.SERVING, Phase.CORDONED):
             found += [f"source {name} is not released" for name in self._holds.stuck]
-        return found
+        return [*found, *self.exports.warnings(), *self.imports.warnings()]
 
     def _too_patient(self) -> str | None:
         """Where the supervisor is less patient than the drain that stands, or than
@@ -463,7 +575,16 @@ class Drain:
         loop = asyncio.get_running_loop()
         self._live_in(loop)
         self._rolls.attach(loop, group, self.follow, self.blockers)
+        self._open_to_siblings()
         self.follow()
+
+    def _open_to_siblings(self) -> None:
+        """Let them ask for the state here, if there is any. In an event loop."""
+        group = self._record
+        if self.open_to_siblings is None or not len(self.states):
+            return
+        if isinstance(group, Group) and group.own_address is not None:
+            self._at_home(self.open_to_siblings, group.own_address)
 
     def _group(self) -> Group:
         try:
@@ -501,7 +622,7 @@ class Drain:
         logger().error("group not joined", reason=reason, readiness=503)
         self._keep(LocalRecord(self.settings.revision, [Gate.OPEN]))
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: ReleaseRecord) -> None:
         """Take a record as the truth from here on."""
         self._record = record
         self._rolls = RollCall(
@@ -539,6 +660,8 @@ class Drain:
         """Do here what the record says. From an event loop; cheap if nothing is new."""
         with self._lock:
             _, lifecycle = self._record.read()
+            self.exports.follow(lifecycle)
+            self.imports.follow(lifecycle)
             run, course = lifecycle.run, self._course
             if course is not None and (run is None or run.epoch != course.run.epoch):
                 self._leave(course)

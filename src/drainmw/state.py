@@ -3,10 +3,26 @@
 An adapter exports one kind of state, named by its protocol and a version, and
 imports it in the next release. Its older versions are read there where the
 adapter says how each is lifted to the next.
+
+What else it may have, each of them async or not:
+
+`combine(parts)`
+    makes one state of those of several workers: a list of cursors and values, as
+    each exported them, to a cursor and a value. Called outside the event loop.
+`seal()`, `unseal()`
+    are called in every worker of the old release: what goes over is being fixed,
+    and nothing may change it from here on; it may, again. An exception of `seal`
+    refuses. Idempotent.
+`confirm(context)`, `discard(context)`
+    are called in every worker of the new release, one of them once: ownership has
+    moved here, and what was imported is not provisional any more; or it has not,
+    and the import is to be undone.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +36,17 @@ from drainmw.contract import (
     STATE_BYTES_MAXIMUM,
     STATE_PROTOCOL_FORM,
 )
-from drainmw.core.envelope import Envelope, Export, Terms, build, verify
+from drainmw.core.canonical import canonical
+from drainmw.core.envelope import (
+    Asked,
+    Envelope,
+    Export,
+    Terms,
+    build,
+    check_cursor,
+    verify,
+    wrap,
+)
 from drainmw.errors import (
     StateAdapterInvalid,
     StateAdapterNotFound,
@@ -117,6 +143,23 @@ class StateAdapter(Protocol):
         its message, and must leave this release as it was.
         """
         ...
+
+
+Hook = Callable[..., Any]
+HookName = Literal["combine", "seal", "unseal", "confirm", "discard"]
+HOOKS: tuple[HookName, ...] = get_args(HookName)
+
+
+def hook_of(adapter: StateAdapter, name: HookName) -> Hook | None:
+    """A method that an adapter may have; `None` where it has none."""
+    hook: Hook | None = getattr(adapter, name, None)
+    return hook
+
+
+async def called(hook: Hook, *args: object) -> Any:
+    """Call it, and wait for it where it is async."""
+    done = hook(*args)
+    return await done if inspect.isawaitable(done) else done
 
 
 ExportPhase = Literal["serving", "draining", "drained"]
@@ -225,6 +268,9 @@ def check(adapter: StateAdapter) -> None:
     for name in ("validate", "export_state", "import_state"):
         if not callable(getattr(adapter, name, None)):
             raise StateAdapterInvalid(f"{protocol} must have a method {name}")
+    for hook in HOOKS:
+        if not (hook_of(adapter, hook) is None or callable(hook_of(adapter, hook))):
+            raise StateAdapterInvalid(f"{hook} of {protocol} must be a method, or None")
     if phase_of(adapter) not in get_args(ExportPhase):
         raise StateAdapterInvalid(
             f"phase of {protocol} must be one of {', '.join(get_args(ExportPhase))}"
@@ -267,21 +313,73 @@ def export(adapter: StateAdapter, terms: Terms, exported: object) -> Export:
         StateValueInvalid: The value is not JSON.
         StateExportTooLarge: It is more than the adapter's maximum.
     """
-    if not isinstance(exported, tuple) or len(exported) != 2:
-        raise StateExportInvalid(f"{adapter.protocol} must export a cursor and a value")
-    cursor, value = exported
+    cursor, value = pair(adapter, exported)
     _check_value(adapter, value, StateExportInvalid)
     built = build(terms, cursor, value, adapter.maximum_bytes)
-    if built.large and getattr(adapter, "exact", False):
-        raise StateExportInvalid(
-            f"{adapter.protocol} exports {built.large} integers beyond 53 bits, which "
-            "would arrive as other numbers; make them texts"
-        )
+    _check_exact(adapter, built.large)
     return built
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker exports, or all of them once it is sealed."""
+
+    cursor: str
+    text: bytes
+    """The value, in canonical JSON."""
+    large: int = 0
+    """How many of its integers are beyond 53 bits."""
+
+    def written(self) -> bytes:
+        """As it is kept, and sent from worker to worker."""
+        head = {"cursor": self.cursor, "large": self.large}
+        return json.dumps(head).encode() + b"\n" + self.text
+
+    @classmethod
+    def read(cls, written: bytes) -> Part:
+        """What was written."""
+        head, _, text = written.partition(b"\n")
+        return cls(**json.loads(head), text=text)
+
+
+def part_of(adapter: StateAdapter, exported: object, *, whole: bool = False) -> Part:
+    """Check what a worker exported; the whole is checked by its adapter, too.
+
+    Raises:
+        StateExportInvalid, StateValueInvalid, StateExportTooLarge: As `export`.
+    """
+    cursor, value = pair(adapter, exported)
+    if whole:
+        _check_value(adapter, value, StateExportInvalid)
+    large: list[int] = []
+    text = canonical(value, maximum=adapter.maximum_bytes, large=large.append)
+    _check_exact(adapter, len(large))
+    return Part(check_cursor(cursor), text, len(large))
+
+
+def wrapped(adapter: StateAdapter, terms: Terms, part: Part) -> Export:
+    """Put what was sealed into an envelope.
+
+    Raises:
+        StateExportTooLarge: It is more than the adapter's maximum.
+    """
+    return wrap(terms, part.cursor, part.text, adapter.maximum_bytes, large=part.large)
+
+
+def pair(adapter: StateAdapter, exported: object) -> tuple[object, object]:
+    """A cursor and a value.
+
+    Raises:
+        StateExportInvalid: It is something else.
+    """
+    if not isinstance(exported, tuple) or len(exported) != 2:
+        raise StateExportInvalid(f"{adapter.protocol} must export a cursor and a value")
+    cursor, value = exported
+    return cursor, value
+
+
 def receive(
-    adapter: StateAdapter, request: StateBeginRequest, body: bytes | bytearray
+    adapter: StateAdapter, asked: Asked, body: bytes | bytearray
 ) -> tuple[Any, Envelope]:
     """The value to import, in the adapter's own version, and its envelope.
 
@@ -290,7 +388,7 @@ def receive(
             its value is none of the adapter's.
         StateDigestMismatch: The digest is not that of its contents.
     """
-    envelope = verify(body, Terms.of(request))
+    envelope = verify(body, Terms.of(asked))
     value = _lifted(adapter, envelope)
     _check_value(adapter, value, StateEnvelopeInvalid)
     return value, envelope
@@ -305,6 +403,14 @@ def _check_value(adapter: StateAdapter, value: Any, invalid: type[StateError]) -
         raise invalid(f"{adapter.protocol} refuses the value: {why}") from exc
     if not is_valid:
         raise invalid(f"{adapter.protocol} refuses the value")
+
+
+def _check_exact(adapter: StateAdapter, large: int) -> None:
+    if large and getattr(adapter, "exact", False):
+        raise StateExportInvalid(
+            f"{adapter.protocol} exports {large} integers beyond 53 bits, which "
+            "would arrive as other numbers; make them texts"
+        )
 
 
 def _lifted(adapter: StateAdapter, envelope: Envelope) -> Any:

@@ -82,6 +82,7 @@ CAUSE: dict[Event, Callable[[Lifecycle], object]] = {
     Event.IDLE: conclude,
     Event.FAIL: lambda lifecycle: lifecycle.fail("BROKER_GONE", NOW),
     Event.RESUME: lambda lifecycle: lifecycle.resume(NONCE),
+    Event.SEAL: lambda lifecycle: lifecycle.seal(NONCE),
     Event.DETACH: lambda lifecycle: lifecycle.detach(NONCE),
 }
 
@@ -96,6 +97,7 @@ LEGAL = {
     ("draining", "fail"): "failed",
     ("draining", "resume"): "serving",
     ("drained", "resume"): "serving",
+    ("drained", "seal"): "drained",
     ("drained", "detach"): "detached",
     ("failed", "resume"): "serving",
     ("failed", "detach"): "detached",

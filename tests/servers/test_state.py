@@ -137,24 +137,6 @@ def test_a_handoff_that_fails_leaves_the_old_release_resumable(tmp_path: Path) -
         assert old.get("/who").json() == {"ann": 1.5}
 
 
-def test_a_release_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:
-    """Their states are not one yet."""
-    options = ("--workers", "2")
-    run = tmp_path / "run"
-    run.mkdir(mode=0o700)
-    with running(
-        UVICORN, tmp_path, app=APP, options=options, DRAINMW_RUNTIME_DIR=str(run)
-    ) as server:
-        server.until(lambda: len(server.report()["workers"]) == 2)
-        server.outcome(server.begin())
-        answer = server.control("GET", f"{STATE}/export?{QUERY}")
-        assert (answer.status, answer.json()["code"]) == (
-            503,
-            "RUNTIME_GROUP_UNAVAILABLE",
-        )
-        assert "it has 2" in answer.json()["detail"]
-
-
 def test_only_the_drain_whose_state_went_over_is_detached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +150,7 @@ def test_only_the_drain_whose_state_went_over_is_detached(
 
         def overtaken(client: ControlClient, nonce: str) -> Iterator[StateStatus]:
             yield from acknowledged(client, nonce)
-            drainmw("resume", *control)
+            drainmw("resume", "--force", *control)
             drainmw("begin", "--wait", *control)
 
         monkeypatch.setattr(ControlClient, "handoff", overtaken)
@@ -216,20 +198,3 @@ def test_who_stops_watching_a_handoff_reads_that_it_goes_on(tmp_path: Path) -> N
             process.signal(signal.SIGINT)
             assert process.exit_code() == 130
         assert process.err.lines == [f"drainmw: the handoff {nonce} goes on"]
-
-
-def test_the_parent_of_several_workers_says_that_it_cannot(tmp_path: Path) -> None:
-    """It has no adapter, and that is not why."""
-    folders = [tmp_path / "old", tmp_path / "new"]
-    for folder in folders:
-        folder.mkdir()
-    with (
-        served(folders[0], "--workers", "2", app=APP) as old,
-        served(folders[1], app=APP) as new,
-    ):
-        until(lambda: len(old.report()["workers"]) == 2, "two workers")
-        targets = ("--from", str(old.control), "--to", str(new.control))
-        refused = drainmw("handoff", *targets)
-        assert refused.exit_code == 4
-        assert "RUNTIME_GROUP_UNAVAILABLE" in refused.stderr
-        assert "it has 2" in refused.stderr

@@ -14,17 +14,19 @@ nonce; only a resume ends them, and it retires the nonce for good.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
 from drainmw.bodies import BeginRequest
 from drainmw.contract import COUNTERS_INVALID, FAILURE_MAXIMUM, NOT_IDLE, TIMEOUT
+from drainmw.core.handoff import Given, Handoffs
 from drainmw.errors import (
     AlreadyStarted,
     DrainDetached,
     DrainNotFound,
     DrainResumed,
+    HandedOver,
     PhaseConflict,
     RevisionMismatch,
 )
@@ -50,6 +52,7 @@ class Event(StrEnum):
     IDLE = "idle"
     FAIL = "fail"
     RESUME = "resume"
+    SEAL = "seal"
     DETACH = "detach"
 
 
@@ -64,6 +67,7 @@ TABLE: Mapping[tuple[Phase, Event], Phase] = {
     (Phase.DRAINING, Event.FAIL): Phase.FAILED,
     (Phase.DRAINING, Event.RESUME): Phase.SERVING,
     (Phase.DRAINED, Event.RESUME): Phase.SERVING,
+    (Phase.DRAINED, Event.SEAL): Phase.DRAINED,
     (Phase.DRAINED, Event.DETACH): Phase.DETACHED,
     (Phase.FAILED, Event.RESUME): Phase.SERVING,
     (Phase.FAILED, Event.DETACH): Phase.DETACHED,
@@ -101,6 +105,15 @@ class Run:
     closing: bool = False
     failure: str | None = None
     ended_at: float | None = None
+    sealed: bool = False
+    """The state that goes over is fixed."""
+    given: dict[str, Given] = field(default_factory=dict)
+    """By protocol, the state that the next release has fetched."""
+
+    @property
+    def acknowledged(self) -> list[Given]:
+        """What the next release has, and says so."""
+        return [given for given in self.given.values() if given.acknowledged]
 
 
 class Lifecycle:
@@ -111,6 +124,8 @@ class Lifecycle:
         self.phase = Phase.SERVING
         self.epoch = 0
         self.run: Run | None = None
+        self.handoffs = Handoffs()
+        """What this release takes over, as a new one."""
         self._retired: set[str] = set()
         self._resumed: tuple[str, int] | None = None
 
@@ -213,11 +228,14 @@ class Lifecycle:
         self._draining().failure = failure[:FAILURE_MAXIMUM]
         self._end(Event.FAIL, now)
 
-    def resume(self, nonce: str) -> bool:
+    def resume(self, nonce: str, *, force: bool = False) -> bool:
         """Serve again and retire the nonce; true for an exact retry.
+
+        `force` resumes also where the next release has acknowledged the state.
 
         Raises:
             DrainDetached: Ownership has moved.
+            HandedOver: The next release has the state, and has not discarded it.
             DrainResumed: A nonce that an earlier resume retired.
             DrainNotFound: A nonce that never named a drain here.
         """
@@ -229,12 +247,77 @@ class Lifecycle:
             raise DrainNotFound
         if self.phase is Phase.DETACHED:
             raise DrainDetached
+        if self.run.acknowledged and not force:
+            protocols = [given.protocol for given in self.run.acknowledged]
+            raise HandedOver(protocols, self.run.acknowledged[0].nonce)
         self._retired.add(nonce)
         self._move(Event.RESUME)
         self.epoch += 1
         self.run = None
         self._resumed = (nonce, self.epoch)
         return False
+
+    def seal(self, nonce: str) -> None:
+        """Fix the state that goes over. Idempotent.
+
+        Raises:
+            DrainNotFound: Not the drain that stands.
+            PhaseConflict: It has not ended as `drained`, or ownership has moved.
+        """
+        run = self.find(nonce)
+        self._move(Event.SEAL)
+        run.sealed = True
+
+    def give(self, epoch: int, protocol: str, nonce: str) -> None:
+        """The next release has fetched that state, under the nonce of a handoff.
+
+        Raises:
+            DrainResumed: The drain of that epoch does not stand any more.
+            HandedOver: Another handoff was acknowledged.
+        """
+        run = self._of_epoch(epoch)
+        self.check_given(protocol, nonce)
+        run.given.setdefault(protocol, Given(protocol, nonce))
+        if run.given[protocol].nonce != nonce:  # never acknowledged; this one counts
+            run.given[protocol] = Given(protocol, nonce)
+
+    def check_given(self, protocol: str, nonce: str | None) -> None:
+        """Whether that state may go to the handoff of that nonce.
+
+        Raises:
+            HandedOver: Another handoff was acknowledged, and not discarded.
+        """
+        given = self.run.given.get(protocol) if self.run else None
+        if given is not None and given.acknowledged and given.nonce != nonce:
+            raise HandedOver([protocol], given.nonce)
+
+    def acknowledge(self, epoch: int, protocol: str, nonce: str) -> None:
+        """The next release says that it has the state. Idempotent.
+
+        From here on a resume has to be forced.
+
+        Raises:
+            DrainResumed: The drain of that epoch does not stand any more.
+            HandedOver: Another handoff was acknowledged.
+        """
+        self.give(epoch, protocol, nonce)
+        self._of_epoch(epoch).given[protocol].acknowledged = True
+
+    def take_back(self, nonce: str) -> bool:
+        """The next release has discarded what that handoff gave it. Idempotent.
+
+        False where nothing stands under that nonce.
+
+        Raises:
+            DrainDetached: Ownership has moved.
+        """
+        run = self.run
+        taken = [g for g in run.given.values() if g.nonce == nonce] if run else []
+        if taken and self.phase is Phase.DETACHED:
+            raise DrainDetached
+        for given in taken:
+            given.acknowledged = False
+        return bool(taken)
 
     def detach(self, nonce: str) -> None:
         """Give ownership away for good. Idempotent.
@@ -264,7 +347,10 @@ class Lifecycle:
                 "closing": run.closing,
                 "failure": run.failure,
                 "ended_at": run.ended_at,
+                "sealed": run.sealed,
+                "given": [asdict(given) for given in run.given.values()],
             },
+            "handoffs": self.handoffs.snapshot(),
         }
 
     @classmethod
@@ -280,8 +366,15 @@ class Lifecycle:
         if snapshot["run"] is not None:
             run = dict(snapshot["run"])
             request = BeginRequest.parse(run.pop("request"))
-            lifecycle.run = Run(request, **run)
+            given = {g["protocol"]: Given(**g) for g in run.pop("given")}
+            lifecycle.run = Run(request, **run, given=given)
+        lifecycle.handoffs = Handoffs.restored(snapshot["handoffs"])
         return lifecycle
+
+    def _of_epoch(self, epoch: int) -> Run:
+        if self.run is None or self.run.epoch != epoch:
+            raise DrainResumed
+        return self.run
 
     def _draining(self) -> Run:
         if self.run is None or self.phase is not Phase.DRAINING:

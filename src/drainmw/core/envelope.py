@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from drainmw.bodies import EnvelopeBody, StateBeginRequest
 from drainmw.contract import CURSOR_FORM, REVISION_FORM
 from drainmw.core.canonical import canonical, digest, loads
+from drainmw.core.handoff import Handoff
 from drainmw.errors import (
     StateDigestMismatch,
     StateEnvelopeInvalid,
@@ -24,6 +25,8 @@ from drainmw.errors import (
     StateSourceTooLarge,
     StateValueInvalid,
 )
+
+Asked: TypeAlias = StateBeginRequest | Handoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class Terms:
         _check_revision("targetRevision", self.target_revision)
 
     @classmethod
-    def of(cls, stated: StateBeginRequest | EnvelopeBody) -> Terms:
-        """Those of a request, or of an envelope."""
+    def of(cls, stated: Asked | EnvelopeBody) -> Terms:
+        """Those of a request, of a handoff, or of an envelope."""
         return cls(
             stated.protocol,
             stated.schema_version,
@@ -94,10 +97,8 @@ def build(terms: Terms, cursor: object, value: object, maximum: int) -> Export:
         StateValueInvalid: The value is not JSON.
         StateExportTooLarge: Without its digest it is more than `maximum` bytes.
     """
-    if not isinstance(cursor, str) or not re.fullmatch(CURSOR_FORM, cursor):
-        raise StateExportInvalid("the cursor of an export is not in its form")
-    members = terms.members() | {"cursor": cursor}
-    head = _head(members)
+    checked = check_cursor(cursor)
+    head = _head(terms.members() | {"cursor": checked})
     large: list[int] = []
     try:
         text = canonical(
@@ -105,9 +106,33 @@ def build(terms: Terms, cursor: object, value: object, maximum: int) -> Export:
         )
     except StateExportTooLarge:
         raise StateExportTooLarge(maximum) from None
+    return wrap(terms, checked, text, maximum, large=len(large))
+
+
+def wrap(terms: Terms, cursor: str, text: bytes, maximum: int, *, large: int) -> Export:
+    """Put the canonical JSON of a value into an envelope.
+
+    Raises:
+        StateExportTooLarge: Without its digest it is more than `maximum` bytes.
+    """
+    members = terms.members() | {"cursor": cursor}
+    head = _head(members)
+    if len(head) + len(text) + len(_TAIL) > maximum:
+        raise StateExportTooLarge(maximum)
     total = digest(head, text, _TAIL)
     body = b"".join((_head(members | {"digest": total}), text, _TAIL))
-    return Export(body, cursor, total, len(body) > maximum, len(large))
+    return Export(body, cursor, total, len(body) > maximum, large)
+
+
+def check_cursor(cursor: object) -> str:
+    """A cursor, in its form.
+
+    Raises:
+        StateExportInvalid: It is not.
+    """
+    if not isinstance(cursor, str) or not re.fullmatch(CURSOR_FORM, cursor):
+        raise StateExportInvalid("the cursor of an export is not in its form")
+    return cursor
 
 
 _TAIL = b"}"

@@ -1,0 +1,56 @@
+"""A server inside of a server: signals and loggers are those of the one outside."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_is_inner: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "drainmw_inner", default=False
+)
+
+
+class InnerServer(uvicorn.Server):
+    """Serves an app in the running loop, until `should_exit`. Says nothing of it."""
+
+    def __init__(self, app: ASGIApp, *, graceful: int = 1) -> None:
+        """`graceful` is how many seconds open answers have at the end."""
+        super().__init__(
+            _Config(
+                app,
+                interface="asgi3",
+                lifespan="off",
+                ws="none",
+                access_log=False,
+                timeout_graceful_shutdown=graceful,
+            )
+        )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve; to be called in a task of its own."""
+        _is_inner.set(True)
+        logger = logging.getLogger("uvicorn.error")
+        if _is_worth_it not in logger.filters:
+            logger.addFilter(_is_worth_it)
+        await super().serve(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+class _Config(uvicorn.Config):
+    def configure_logging(self) -> None:
+        """Leave them alone."""
+
+
+def _is_worth_it(record: logging.LogRecord) -> bool:
+    """Not that an inner server starts and stops."""
+    return record.levelno >= logging.WARNING or not _is_inner.get()
