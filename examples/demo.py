@@ -1,226 +1,44 @@
-"""Watch one release drain: real traffic, a begin in the middle, the proof.
+"""Watch a release drain.
 
-Starts `drainmw serve` with the example app on a free port, and stops it again.
+    python -m examples.demo [draining]
+
+Everything runs on free ports of this host and is stopped again, also by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
 import sys
 import tempfile
-import time
-from collections import Counter
 from pathlib import Path
 
-import httpx
-import websockets
+from examples import draining
 
-from drainmw.client import ControlClient
-from drainmw.console import revision
-from drainmw.tokens import generate
-
-EXAMPLES = Path(__file__).parent
-BEGIN_AFTER = 1.5  # seconds of ordinary traffic
-VISITORS = 4
-FAILURES = (httpx.HTTPError, OSError, websockets.WebSocketException)
+ACTS = {"draining": draining}
+INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 
 
-class Timeline:
-    """Prints what happens, as it happens."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self.tally: Counter[str] = Counter()
-
-    def say(self, who: str, what: str) -> None:
-        print(f"{time.monotonic() - self._start:6.2f} s  {who:<8} {what}", flush=True)
-
-
-class Release:
-    """The process that is drained."""
-
-    def __init__(self, directory: Path) -> None:
-        self.control = directory / "control" / "release.sock"
-        self.url = ""
-        self._listening = asyncio.Event()
-
-    async def start(self) -> None:
-        command = [sys.executable, "-m", "drainmw", "serve", "app:app", "--port", "0"]
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            "--control",
-            str(self.control),
-            cwd=EXAMPLES,
-            env={**os.environ, "DRAINMW_REVISION": "b" * 40},
-            stderr=asyncio.subprocess.PIPE,
-        )
-        self._log = asyncio.create_task(self._read_log())
-        await self._listening.wait()
-        async with httpx.AsyncClient() as client:
-            for _ in range(500):
-                if await self._is_ready(client):
-                    return
-                await asyncio.sleep(0.02)
-        raise SystemExit("the example app did not become ready")
-
-    async def stop(self) -> int:
-        """SIGTERM, and the exit code."""
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
-        code = await self._process.wait()
-        await self._log
-        return code
-
-    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
-        if self._process.returncode is not None:
-            raise SystemExit("the example app did not start")
-        try:
-            return (await client.get(f"{self.url}/readyz")).is_success
-        except httpx.HTTPError:
-            return False
-
-    async def _read_log(self) -> None:
-        stderr = self._process.stderr
-        assert stderr is not None, "it was asked for"
-        async for line in stderr:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                print(line.decode(errors="replace"), end="", file=sys.stderr)
-                continue
-            if event["event"] == "serving" and "address" in event:
-                self.url = event["address"]
-                self._listening.set()
-        self._listening.set()  # it has ended, and said why above
-
-
-async def visitor(release: Release, timeline: Timeline, stop: asyncio.Event) -> None:
-    """One small request after another, on one connection."""
-    async with httpx.AsyncClient(base_url=release.url) as client:
-        while not stop.is_set():
-            try:
-                answer = await client.get("/")
-            except FAILURES as exc:
-                timeline.tally["broken"] += 1
-                timeline.say("visitor", f"broken: {exc!r}")
-                return
-            if answer.status_code == 200:
-                timeline.tally["admitted"] += 1
-            else:
-                timeline.tally["refused"] += 1
-                if timeline.tally["refused"] == 1:
-                    headers = answer.headers
-                    timeline.say(
-                        "visitor",
-                        f"refused: {answer.status_code}, "
-                        f"retry-after {headers['retry-after']}, "
-                        f"drainmw-refused {headers['drainmw-refused']}, "
-                        f"connection {headers['connection']}",
-                    )
-            await asyncio.sleep(0.02)
-
-
-async def customer(release: Release, timeline: Timeline) -> None:
-    """A slow request that is in flight when the drain begins."""
-    async with httpx.AsyncClient(base_url=release.url) as client:
-        answer = await client.get("/invoice", params={"seconds": BEGIN_AFTER + 1})
-        timeline.tally["finished"] += answer.status_code == 200
-        timeline.say(
-            "customer",
-            f"slow request finished: {answer.status_code} {answer.text!r}, "
-            f"connection {answer.headers.get('connection', 'kept')}",
-        )
-
-
-async def listener(release: Release, timeline: Timeline) -> None:
-    """An event stream."""
-    count = 0
-    async with (
-        httpx.AsyncClient(base_url=release.url) as client,
-        client.stream("GET", "/ticks") as answer,
-    ):
-        async for line in answer.aiter_lines():
-            count += line == "data: tick"
-    timeline.tally["finished"] += 1
-    timeline.say("listener", f"event stream ended complete, after {count} ticks")
-
-
-async def chatter(release: Release, timeline: Timeline) -> None:
-    """A WebSocket."""
-    url = release.url.replace("http://", "ws://")
-    async with websockets.connect(f"{url}/chat", proxy=None) as socket:
-        await socket.send("hello")
-        with contextlib.suppress(websockets.ConnectionClosed):
-            async for text in socket:
-                if text == "goodbye":
-                    timeline.say("chatter", "websocket told: goodbye")
-        timeline.tally["finished"] += socket.close_code == 1012
-        timeline.say("chatter", f"websocket closed with {socket.close_code}")
-
-
-async def shopper(release: Release, timeline: Timeline) -> None:
-    """Work that goes on after its answer."""
-    await asyncio.sleep(BEGIN_AFTER - 0.5)
-    async with httpx.AsyncClient(base_url=release.url) as client:
-        await client.post("/orders")
-        timeline.say("shopper", "ordered: answered at once, confirmed in 1.5 s")
-        await client.post("/shipments")
-        timeline.say("shopper", "shipment started: a job of 3 s")
-
-
-async def operator(release: Release, timeline: Timeline) -> bool:
-    """Begin, watch, and read the proof."""
-    await asyncio.sleep(BEGIN_AFTER)
-    nonce = generate()
-    with ControlClient(control=release.control) as control:
-        own = control.report()["revision"] or ""
-        control.begin(nonce, own, "c" * 40, 15_000)
-        timeline.say("operator", f"begin: {revision(own)[:7]} drains for ccccccc")
-        shown = ""
-        while True:
-            status = await asyncio.to_thread(control.status, nonce)
-            counters = "  ".join(f"{k} {v}" for k, v in status["inFlight"].items())
-            line = f"{status['status']}:  {counters}"
-            if line != shown:
-                timeline.say("operator", line)
-                shown = line
-            if status["status"] != "draining":
-                return status["status"] == "drained"
-            await asyncio.sleep(0.05)
-
-
-async def main() -> int:
-    timeline = Timeline()
-    with tempfile.TemporaryDirectory(prefix="drainmw-") as directory:
-        release = Release(Path(directory))
-        await release.start()
-        timeline.say("release", f"serving on {release.url}")
-        stop = asyncio.Event()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(VISITORS):
-                    group.create_task(visitor(release, timeline, stop))
-                for client in (customer, listener, chatter, shopper):
-                    group.create_task(client(release, timeline))
-                proof = group.create_task(operator(release, timeline))
-                drained = await proof
-                stop.set()
-        finally:
-            code = await release.stop()
-        timeline.say("release", f"stopped by SIGTERM, exit code {code}")
-    tally = timeline.tally
-    print(
-        f"\n{tally['admitted']} small requests admitted, {tally['refused']} refused, "
-        f"{tally['broken']} broken; {tally['finished']} of 3 long ones finished; "
-        f"{'drained' if drained else 'NOT drained'}."
-    )
-    as_promised = drained and code == 0 and not tally["broken"]
-    return 0 if as_promised and tally["finished"] == 3 else 1
+async def main(names: list[str]) -> int:
+    """Play these acts; 0 if everything went as promised."""
+    if unknown := sorted(set(names) - ACTS.keys()):
+        raise SystemExit(f"no act {', '.join(unknown)}; there are {', '.join(ACTS)}")
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "this is one"
+    for number in (signal.SIGTERM, signal.SIGHUP):  # asyncio itself minds SIGINT
+        loop.add_signal_handler(number, task.cancel)
+    went_well = True
+    for name in names:
+        act = ACTS[name]
+        print(f"{act.TITLE}\n")
+        with tempfile.TemporaryDirectory(prefix="drainmw-") as directory:
+            went_well &= await act.play(Path(directory))
+        print()
+    return 0 if went_well else 1
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    try:
+        sys.exit(asyncio.run(main(sys.argv[1:] or list(ACTS))))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(INTERRUPTED)
