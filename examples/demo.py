@@ -1,6 +1,6 @@
-"""Watch a release drain.
+"""Watch a release drain, and then a chat move to the next release.
 
-    python -m examples.demo [draining]
+    python -m examples.demo [draining | moving]
 
 Everything runs on free ports of this host and is stopped again, also by Ctrl-C.
 """
@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from examples import draining
+from examples import draining, moving
 
-ACTS = {"draining": draining}
+ACTS = {"draining": draining, "moving": moving}
 INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 
 
