@@ -57,7 +57,7 @@ from drainmw.reporting import blockers, in_words
 from drainmw.rollcall import RollCall
 from drainmw.siblings import Siblings
 from drainmw.sockets import Socket
-from drainmw.sources.base import WorkSource
+from drainmw.sources.base import Fed, WorkSource
 from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.state import Adapters, StateAdapter
@@ -124,7 +124,7 @@ class Drain:
         self.new_exchange.call_at_start(self._response_started)
         self.ledger = ledger or Ledger(gate, new_ticket=self.new_exchange)
         self.ledger.wake = self._wake
-        self.tasks = TaskRegistry(clock=clock, is_fed=lambda: not self.ledger.is_idle)
+        self.tasks = TaskRegistry(clock=clock, is_fed=self._is_fed)
         self._observes = observes
         self._joined = not several and observes is None
         self._next_try = 0.0
@@ -194,6 +194,8 @@ class Drain:
             Misuse: It is no source, or its name is taken.
         """
         self._holds.add(source)
+        if isinstance(source, Fed):
+            source.fed_by(self._is_fed)
         with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
             asyncio.get_running_loop()
             self.join()
@@ -790,6 +792,10 @@ class Drain:
             self._record.wake()
             self._tell(str(after), epoch=epoch)
         return epoch
+
+    def _is_fed(self) -> bool:
+        """Whether work in flight may offer this to a push source."""
+        return not self.ledger.is_idle or self._holds.are_feeding()
 
     def _wake(self) -> None:
         if self.ledger.is_idle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -69,4 +69,17 @@ class Explains(Protocol):
 
     def running(self) -> Iterable[Running]:
         """Its work in flight, oldest first."""
+        ...
+
+
+@runtime_checkable
+class Fed(Protocol):
+    """A push source that asks, while held, whether work in flight offers the work."""
+
+    def fed_by(self, is_fed: Callable[[], bool]) -> None:
+        """Take work, while held, where that says so.
+
+        It is true while requests are in flight, and where it is called in a
+        running piece of work of any source of the drain.
+        """
         ...

@@ -23,6 +23,7 @@ from drainmw.errors import (
 from drainmw.flag import Flag
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
+from drainmw.sources.feeding import feeder
 from drainmw.text import failure_text
 
 RETRY_FIRST = 0.05  # seconds
@@ -84,6 +85,11 @@ class Holds:
         entry = Entry(source)
         self.entries.append(entry)
         return entry
+
+    def are_feeding(self) -> bool:
+        """Whether this is called in a running piece of work of one of them."""
+        work = feeder()
+        return work is not None and any(e.source is work.source for e in self.entries)
 
     def start(self, epoch: int, *intakes: Intake) -> None:
         """Start the holds of those intakes, in that order, waiting for none."""
