@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from drainmw.errors import Misuse
+from drainmw.flag import loop_for
 from drainmw.sources.feeding import current
 from drainmw.sources.jobs import JobSource
 
@@ -47,9 +48,11 @@ class TaskRegistry(JobSource):
             IntakeRefused: The registry is held; the coroutine is closed.
             Misuse: It is no coroutine, or no event loop runs in this thread.
         """
-        _check_runnable(coro)
+        if not asyncio.iscoroutine(coro):
+            raise Misuse(f"spawn takes a coroutine, such as work(), not {coro!r}")
         label = name or str(getattr(coro, "__qualname__", type(coro).__name__))
         try:
+            loop = loop_for("spawn")
             job = self._enter(label)
         except BaseException:
             coro.close()
@@ -57,7 +60,6 @@ class TaskRegistry(JobSource):
         try:
             context = contextvars.copy_context()
             context.run(current.set, job)
-            loop = asyncio.get_running_loop()
             task = loop.create_task(coro, name=label, context=context)
         except BaseException:
             self._end(job)
@@ -67,16 +69,3 @@ class TaskRegistry(JobSource):
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: self._end(job))
         return task
-
-
-def _check_runnable(coro: object) -> None:
-    if not asyncio.iscoroutine(coro):
-        raise Misuse(f"spawn takes a coroutine, such as work(), not {coro!r}")
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        coro.close()
-        raise Misuse(
-            "spawn needs a running event loop: call it in an async function, "
-            "or from another thread by loop.call_soon_threadsafe"
-        ) from None
