@@ -201,6 +201,21 @@ def test_what_is_parked_holds_its_slot_and_its_key_and_no_drain() -> None:
         queue.lines.stay()
 
 
+def test_what_is_parked_early_goes_on_if_it_is_in_the_way_after_all() -> None:
+    """It is asked at once, and may park before its line has been looked through."""
+    queue = Started()
+    first = piece("1")
+    for each in (first, piece("2", handler=None)):
+        queue.lines.add(each)
+    queue.take()
+    assert [each.id for each in queue.lines.travel(10**6)] == ["2"]
+    assert queue.lines.asks(first)
+    with queue.starts():
+        parked(queue)
+    with queue.starts("1"):
+        queue.lines.sift()
+
+
 def test_nothing_is_asked_to_park_before_what_has_to_end_here() -> None:
     queue = Started()
     first = piece("1")

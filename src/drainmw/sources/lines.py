@@ -145,8 +145,8 @@ class Lines:
     def asks(self, piece: Piece, line: Line | None = None) -> bool:
         """Whether that piece, which runs, should park."""
         line = line or self._lines[piece.key]
-        is_free = line.is_sifted and not line.staying
-        return self.travels and is_free and piece.may_park and piece.handler is not None
+        can = piece.may_park and piece.handler is not None
+        return self.travels and can and not line.staying
 
     # Gates
 
