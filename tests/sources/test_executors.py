@@ -14,6 +14,7 @@ from drainmw import IntakeRefused
 from drainmw.errors import Misuse
 from drainmw.sources.base import Explains, Fed, WorkSource
 from drainmw.sources.executors import ExecutorSource
+from drainmw.sources.feeding import current
 from drainmw.testing import ManualClock
 from tests.rig import Release, calm
 from tests.test_release import ended, failure_of
@@ -156,9 +157,10 @@ async def test_a_thread_that_has_left_a_call_feeds_nobody(pool: ExecutorSource) 
         except IntakeRefused as exc:
             seen.append(exc)
 
-    inner: Any = pool._executor
-    await asyncio.wrap_future(inner.submit(outside))  # in the very same thread
+    inner: Any = pool._executor  # its call is in the very same thread
+    await asyncio.wrap_future(inner.submit(outside))
     assert len(seen) == 1
+    assert await asyncio.wrap_future(inner.submit(current.get)) is None
 
 
 async def test_a_request_in_flight_may_still_submit() -> None:

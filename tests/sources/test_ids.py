@@ -60,6 +60,17 @@ def test_what_was_removed_may_come_again() -> None:
     assert not ids.knows("1", "1~1")
 
 
+def test_what_was_removed_is_forgotten_like_any_other() -> None:
+    ids = Ids(remembers=1)
+    one = piece("1")
+    ids.enter(one, is_imported=True)
+    ids.remove(one)
+    for each in (one, piece("2")):
+        ids.enter(each)
+        ids.end(each, DONE)
+    assert list(ids.ended()) == ["2"]
+
+
 def test_what_another_release_has_run_is_known_but_not_how_it_ended() -> None:
     ids = Ids(remembers=9)
     own = piece("own")

@@ -216,6 +216,47 @@ def test_what_is_parked_early_goes_on_if_it_is_in_the_way_after_all() -> None:
         queue.lines.sift()
 
 
+def test_two_that_were_parked_keep_their_order() -> None:
+    queue = Started()
+    first, second = piece("a~1", of="a"), piece("b~1", of="b")
+    queue.lines.insert([first, second], "waiting")
+    queue.take()
+    queue.travel()
+    first.freeze()
+    queue.lines.park(first)
+    assert queue.lines.travellers() == [first, second]
+
+
+def test_what_had_to_end_here_may_park_once_it_is_the_last() -> None:
+    queue = Started()
+    parent = Work(None)
+    first, child = piece("1"), piece("2", feeder=parent)
+    for each in (first, child):
+        queue.lines.add(each)
+    queue.take()
+    queue.travel()
+    assert not queue.lines.asks(first)
+    queue.lines.end(first)
+    assert queue.lines.asks(child)
+
+
+def test_what_goes_on_at_once_does_not_hide_what_waits_behind_it() -> None:
+    queue = Started()
+    first, child = piece("1"), piece("2", feeder=Work(None))
+    last = piece("3", handler=None)
+    queue.lines.add(first)
+    queue.take()
+    queue.travel()
+    for each in (child, last):
+        each.freeze()
+        queue.lines.add(each)
+    with queue.starts("1"):
+        parked(queue)
+    with queue.starts("2"):
+        queue.lines.end(first)
+    assert not queue.lines.asks(child)
+
+
 def test_nothing_is_asked_to_park_before_what_has_to_end_here() -> None:
     queue = Started()
     first = piece("1")
@@ -257,6 +298,43 @@ def test_what_cannot_be_parked_goes_on_at_once_and_is_not_asked_again() -> None:
     queue.lines.stay()
     queue.travel()
     assert queue.lines.asks(first)  # in the next drain it is
+
+
+def test_what_was_kept_and_waits_is_asked_in_the_next_drain() -> None:
+    queue = Started()
+    first = piece("1")
+    queue.lines.add(first)
+    queue.take()
+    queue.travel()
+    queue.lines.pause("k")
+    first.checkpoint = object()
+    parked(queue)
+    queue.lines.stay()
+    queue.lines.resume("k")
+    queue.take()
+    queue.travel()
+    assert queue.lines.asks(first)
+
+
+def test_what_had_to_end_here_is_in_nobodys_way_once_it_is_given_up() -> None:
+    queue = Started()
+    first = piece("1")
+    for each in (first, piece("2", handler=None)):
+        queue.lines.add(each)
+    queue.travel()
+    assert not queue.lines.asks(first)
+    queue.lines.stop("k")
+    assert queue.lines.asks(first)
+
+
+def test_the_room_is_that_of_the_whole_drain() -> None:
+    queue = Started()
+    queue.lines.pause("k")
+    queue.lines.add(piece("1"))
+    queue.travel(room=1000)
+    left = queue.lines.room
+    queue.travel(room=1000)
+    assert queue.lines.room == left < 1000
 
 
 # Coming over

@@ -75,3 +75,13 @@ def test_what_goes_over_does_not_change_any_more() -> None:
 @pytest.mark.parametrize("text", ["", "a", "é", "\ud800", "\U0001f600", '"\\', "\x00"])
 def test_the_size_of_a_text_is_never_too_small(text: str) -> None:
     assert text_size(text) >= len(canonical([text, text])) - len(canonical([text]))
+
+
+@pytest.mark.parametrize("key", ["k", "é", "\ud800", "k" * 50])
+def test_the_size_is_what_it_takes_in_an_envelope_at_most(key: str) -> None:
+    """Among others, and with its key among the paused ones."""
+    one = piece("7", key, args=(1.5, "ü"))
+    one.freeze()
+    body: Any = one.body
+    small, large = ([body], [key]), ([body, body], [key, key])
+    assert one.size >= len(canonical(large)) - len(canonical(small))

@@ -25,8 +25,10 @@ pytestmark = pytest.mark.anyio
 class Worker:
     """A queue of one worker of a release, and what it has run."""
 
-    def __init__(self, *, handoff: bool = False, **options: Any) -> None:
-        self.queue = KeyedQueue("mail", handoff=handoff)
+    def __init__(
+        self, *, handoff: bool = False, remembers: int = 1000, **options: Any
+    ) -> None:
+        self.queue = KeyedQueue("mail", handoff=handoff, remembers=remembers)
         self.state = QueueState(self.queue, **options)
         self.ran: list[Any] = []
         self.queue.handler("note")(self.note)
@@ -115,6 +117,16 @@ async def test_what_has_been_run_goes_over_as_ids() -> None:
     assert (await old.exported())["ended"] == ["2", "1"]
 
 
+async def test_of_the_ids_that_have_been_run_the_last_ones_go_over() -> None:
+    old = Worker(handoff=True, maximum_bytes=ENVELOPE + 200)
+    for n in range(100):
+        await old.queue.run("k", "note", n, id=f"w-{n}")
+    await old.hold()
+    value = await old.exported()
+    assert value["ended"] == [f"w-{n}" for n in range(99, 99 - len(value["ended"]), -1)]
+    assert 100 < len(canonical(value["ended"])) <= 200
+
+
 async def test_what_is_too_much_ends_in_the_old_release() -> None:
     """So the envelope always has room for it."""
     maximum = ENVELOPE + 1000
@@ -196,14 +208,14 @@ async def test_a_discarded_import_leaves_no_trace() -> None:
     old.queue.pause("k")
     value = await old.exported() | {"ended": ["w-old"]}
     new = Worker()
-    new.queue.stop("k")
     await new.state.import_state(value, about())
-    new.queue.resume("k")
+    assert new.queue.snapshot().keys["k"].is_paused
     joined = new.queue.run("k", "note", "a", id="w-a")
     new.queue.stop("k")
     await new.state.discard(about())
     await new.state.discard(about())
     await new.state.confirm(about())
+    assert not new.queue.snapshot().keys["k"].is_paused
     with pytest.raises(ResultElsewhere, match="in the previous release, or is taken"):
         await joined
     with pytest.raises(WorkStopped):
@@ -214,9 +226,29 @@ async def test_a_discarded_import_leaves_no_trace() -> None:
     assert new.queue.count().jobs == 0
 
 
+async def test_a_key_that_was_paused_here_stays_so_after_a_discard() -> None:
+    old, new = await full("a"), Worker()
+    old.queue.pause("k")
+    new.queue.pause("k")
+    await new.state.import_state(await old.exported(), about())
+    await new.state.discard(about())
+    assert new.queue.snapshot().keys["k"].is_paused
+
+
+async def test_a_successor_of_what_has_run_here_is_not_taken() -> None:
+    old, new = Worker(handoff=True), Worker()
+    old.queue.run("k", "steps", 4, id="w")
+    await asyncio.sleep(0)
+    await old.hold()
+    await new.queue.run("k", "note", "own", id="w")
+    await new.state.import_state(await old.exported(), about(provisional=False))
+    await new.idle()
+    assert new.ran == ["own"]
+
+
 async def test_each_is_run_once_though_it_is_imported_twice() -> None:
     value = await (await full("a", "b")).exported()
-    new = Worker()
+    new = Worker(remembers=1)
     for nonce in (NONCE, OTHER_NONCE):
         await new.state.import_state(value, about(nonce))
     await new.state.confirm(about(NONCE))
@@ -385,7 +417,7 @@ async def test_several_workers_share_what_an_envelope_holds() -> None:
         await old.hold()
         parts.append(await old.state.export_state())
     _, value = Worker().state.combine(parts)
-    assert 1000 < len(canonical(value)) < maximum
+    assert 1000 < len(canonical(value)) < 2 * 1000
 
 
 async def test_each_worker_takes_the_keys_that_are_its_own() -> None:

@@ -61,7 +61,7 @@ class Lines:
         self.starting: list[Piece] = []
         """They run from now on, and are still to be called."""
         self.withdrawn: list[Piece] = []
-        """They have been withdrawn, and nobody has been told."""
+        """They were withdrawn, and nobody has been told; some may be back by now."""
         self.travels = False
         self.room = 0
         """Bytes that may still go over."""
@@ -193,8 +193,7 @@ class Lines:
         if not self.travels:
             self.travels = True
             self.room = room
-        fresh = [line for line in self if not line.is_sifted]
-        return [piece for line in fresh for piece in line if piece.place == "waiting"]
+        return [piece for line in self for piece in line if piece.place == "waiting"]
 
     def sift(self, *, anew: bool = False) -> None:
         """Withdraw what can go over; `anew` where that has changed."""
@@ -217,7 +216,6 @@ class Lines:
             if line.running is not None:
                 line.running.may_park = True
             self._advance(line)
-        self.withdrawn.clear()
 
     def travellers(self) -> list[Piece]:
         """What goes over, in the order of each line."""
@@ -327,8 +325,8 @@ class Lines:
         goes = True
         for piece in reversed(line):
             if piece.place == "provisional":
-                goes = False
-            elif piece.place == "parked":
+                continue
+            if piece.place == "parked":
                 if not goes:
                     self._keep(piece, line)
             else:
