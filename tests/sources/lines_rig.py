@@ -214,7 +214,7 @@ class Wanderer:
 
     def _over(self, done: Piece) -> None:
         done.over()
-        self.lines.sift(anew=True)
+        self.lines.sift_anew()
 
     def _brought(self, body: Body) -> Piece:
         return piece(

@@ -129,6 +129,7 @@ def test_while_lines_are_looked_through_nothing_is_started() -> None:
     assert fresh == [second]
     with queue.starts():
         queue.lines.end(first)
+        queue.lines.sift_anew()
     for each in fresh:
         each.freeze()
     with queue.starts():
@@ -158,7 +159,7 @@ def test_what_work_in_flight_has_started_ends_with_that_work() -> None:
     queue.travel()
     assert queue.lines.travellers() == []
     parent.over()
-    queue.lines.sift(anew=True)
+    queue.lines.sift_anew()
     assert queue.lines.travellers() == [child]
 
 
@@ -398,6 +399,6 @@ def test_in_any_life_each_runs_once_and_in_order(seed: int) -> None:
 def test_lines_of_nothing_are_nothing() -> None:
     lines = Lines()
     lines.stay()
-    lines.sift(anew=True)
+    lines.sift_anew()
     assert (lines.counts, lines.leaving, lines.travellers()) == ((0, 0), 0, [])
     assert lines.stop(None) == []

@@ -195,11 +195,18 @@ class Lines:
             self.room = room
         return [piece for line in self for piece in line if piece.place == "waiting"]
 
-    def sift(self, *, anew: bool = False) -> None:
-        """Withdraw what can go over; `anew` where that has changed."""
+    def sift(self) -> None:
+        """Withdraw what can go over."""
         for line in self if self.travels else ():
-            if anew or not line.is_sifted:
+            if not line.is_sifted:
                 line.is_sifted = True
+                self._sift(line)
+                self._advance(line)
+
+    def sift_anew(self) -> None:
+        """Withdraw what could not go over and can now, where that was looked at."""
+        for line in self:
+            if line.staying:
                 self._sift(line)
                 self._advance(line)
 

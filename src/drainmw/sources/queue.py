@@ -373,7 +373,7 @@ class KeyedQueue:
         """What it has started need not end here any more."""
         if self._lines.travels:
             with self._lock:
-                self._lines.sift(anew=True)
+                self._lines.sift_anew()
             self._carry_on()
 
     def _carry_on(self) -> None:
