@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from drainmw import IntakeRefused
+from drainmw.contract import CONFIRM_PATH, DETACH_PATH, SEAL_PATH
 from drainmw.sources.queue import KeyedQueue
 from drainmw.sources.queuestate import QueueState
 from drainmw.state import ImportContext
@@ -126,6 +127,7 @@ async def hand_over(load: Load) -> dict[str, Any]:
     await old.release.client.begin(timeoutMs=60_000)
     assert await ended(old.release.drain, within=60) == "drained"
     ran_here = sum(len(run) for run in load.run.values())
+    await told_by(old, SEAL_PATH, {"nonce": NONCE})
     exported = await old.release.drain.export_state(PROTOCOL, SOURCE, TARGET)
     async with source(says(200, exported.body)) as url:
         await begin(new.release, begin_json(url, protocol=PROTOCOL))
@@ -135,11 +137,21 @@ async def hand_over(load: Load) -> dict[str, Any]:
     await calm()
     assert sum(len(run) for run in load.run.values()) == ran_here
     new.queue.resume()
-    await new.state.confirm(context(told))
+    detached = await told_by(old, DETACH_PATH, {"nonce": NONCE})
+    moved = {"nonce": NONCE, "phase": detached["phase"], "epoch": detached["epoch"]}
+    await told_by(new, CONFIRM_PATH, moved)
     await offering
     await new.queue.when_idle()
     assert sum(len(run) for run in load.run.values()) > ran_here > 0
     return {**told, "bytes": len(exported.body), "ran": ran_here}
+
+
+async def told_by(side: Side, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What a control endpoint of that release answers."""
+    answer = await side.release.client.control("POST", path, json=body)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
 
 
 def context(told: dict[str, Any], **members: Any) -> ImportContext:
