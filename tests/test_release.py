@@ -15,7 +15,15 @@ import pytest
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from drainmw import Counts, Drain, IntakeRefused, SourceUnavailable
+from drainmw import (
+    Counts,
+    Drain,
+    IntakeRefused,
+    KeyedQueue,
+    QueueState,
+    ResultElsewhere,
+    SourceUnavailable,
+)
 from drainmw.contract import BEGIN_PATH, DETACH_PATH
 from drainmw.errors import AlreadyStarted, GroupError, Misuse
 from drainmw.group import Group
@@ -1220,3 +1228,41 @@ async def test_a_source_added_on_a_waiting_worker_is_held() -> None:
     await calm()
     assert late.is_held
     assert await release.state() == "drained"
+
+
+@pytest.mark.parametrize("said", [True, False, None, "true", 1])
+async def test_who_begins_says_whether_a_handoff_follows(said: Any) -> None:
+    """Only `true` does; whatever else stands there is not of the contract."""
+    drain = new_drain()
+    assert not drain.hands_over
+    members = {} if said is None else {"handoff": said}
+    await drain.begin(begin_request(**members))
+    assert drain.hands_over is (said is True)
+    await drain.resume(NONCE)
+    assert not drain.hands_over
+
+
+async def test_a_queue_leaves_to_the_next_release_what_a_begin_says() -> None:
+    drain = new_drain()
+    queue = KeyedQueue("mail", handoff=lambda: drain.hands_over)
+    drain.add_source(queue)
+    drain.add_state(QueueState(queue))
+    go, ran = asyncio.Event(), []
+
+    @queue.handler("send")
+    async def send(number: int) -> None:
+        await go.wait()
+        ran.append(number)
+
+    first, second = (queue.run("ann", send, number) for number in range(2))
+    await asyncio.sleep(0)
+    await drain.begin(begin_request(handoff=True))
+    with pytest.raises(ResultElsewhere):
+        await second
+    go.set()
+    await first
+    await drain.ended
+    assert (drain.phase, ran) == ("drained", [0])
+    await drain.resume(NONCE)
+    await queue.when_idle()
+    assert ran == [0, 1]

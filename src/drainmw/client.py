@@ -139,19 +139,31 @@ class ControlClient:
         """Close the connections. Idempotent."""
         self._http.close()
 
-    def begin(self, nonce: str, source: str, target: str, timeout_ms: int) -> Accepted:
+    def begin(
+        self,
+        nonce: str,
+        source: str,
+        target: str,
+        timeout_ms: int,
+        *,
+        handoff: bool = False,
+    ) -> Accepted:
         """Begin a drain, or join it. Safe to retry.
+
+        With `handoff` work that has not started may wait for the next release.
 
         Raises:
             Unreachable, Denied: As every call here does.
         """
-        body = {
+        body: dict[str, Any] = {
             "protocol": PROTOCOL,
             "nonce": nonce,
             "sourceRevision": source,
             "targetRevision": target,
             "timeoutMs": timeout_ms,
         }
+        if handoff:
+            body["handoff"] = True
         return cast(Accepted, self._ask("POST", BEGIN_PATH, {"accepted"}, json=body))
 
     def status(self, nonce: str) -> Status:

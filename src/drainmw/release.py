@@ -161,6 +161,15 @@ class Drain:
         return self._record.read()[1].epoch
 
     @property
+    def hands_over(self) -> bool:
+        """Whether who began the drain that stands has said that a handoff follows.
+
+        Then a source may leave what has not started to the next release.
+        """
+        run = self._record.read()[1].run
+        return run is not None and run.request.handoff
+
+    @property
     def sealed(self) -> Flag:
         """Set while the state that goes over is fixed; await it, or read it."""
         return self.exports.sealed
