@@ -388,8 +388,8 @@ def receive(
             its value is none of the adapter's.
         StateDigestMismatch: The digest is not that of its contents.
     """
-    envelope = verify(body, Terms.of(asked))
-    value = _lifted(adapter, envelope)
+    value, envelope = verify(body, Terms.of(asked))
+    value = _lifted(adapter, envelope.terms.schema_version, value)
     _check_value(adapter, value, StateEnvelopeInvalid)
     return value, envelope
 
@@ -413,9 +413,9 @@ def _check_exact(adapter: StateAdapter, large: int) -> None:
         )
 
 
-def _lifted(adapter: StateAdapter, envelope: Envelope) -> Any:
-    value, older = envelope.value, _older(adapter)
-    for version in range(envelope.terms.schema_version, adapter.schema_version):
+def _lifted(adapter: StateAdapter, own: int, value: Any) -> Any:
+    older = _older(adapter)
+    for version in range(own, adapter.schema_version):
         try:
             value = older[version](value)
         except Exception as exc:
