@@ -9,6 +9,9 @@ What else it may have, each of them async or not:
 `combine(parts)`
     makes one state of those of several workers: a list of cursors and values, as
     each exported them, to a cursor and a value. Called outside the event loop.
+`prepare_import(text)`
+    makes of the JSON of a verified value what `import_state` is given in its place.
+    Asked instead of `validate`, outside the event loop; an exception is a no.
 `seal()`, `unseal()`
     are called in every worker of the old release: what goes over is being fixed,
     and nothing may change it from here on; it may, again. An exception of `seal`
@@ -25,9 +28,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from pydantic_core import to_json
 
 from drainmw.bodies import StateBeginRequest
 from drainmw.contract import (
@@ -146,7 +152,7 @@ class StateAdapter(Protocol):
 
 
 Hook = Callable[..., Any]
-HookName = Literal["combine", "seal", "unseal", "confirm", "discard"]
+HookName = Literal["combine", "prepare_import", "seal", "unseal", "confirm", "discard"]
 HOOKS: tuple[HookName, ...] = get_args(HookName)
 
 
@@ -381,7 +387,7 @@ def pair(adapter: StateAdapter, exported: object) -> tuple[object, object]:
 def receive(
     adapter: StateAdapter, asked: Asked, body: bytes | bytearray
 ) -> tuple[Any, Envelope]:
-    """The value to import, in the adapter's own version, and its envelope.
+    """What to import, in the adapter's own version, and the envelope it came in.
 
     Raises:
         StateEnvelopeInvalid: It is not in its form, not the one asked for, or
@@ -390,19 +396,31 @@ def receive(
     """
     value, envelope = verify(body, Terms.of(asked))
     value = _lifted(adapter, envelope.terms.schema_version, value)
-    _check_value(adapter, value, StateEnvelopeInvalid)
-    return value, envelope
+    prepare = hook_of(adapter, "prepare_import")
+    if prepare is None:
+        _check_value(adapter, value, StateEnvelopeInvalid)
+        return value, envelope
+    with _refusing(adapter, StateEnvelopeInvalid):
+        text = to_json(value)
+        del value  # it is several times as large
+        return prepare(text), envelope
 
 
 def _check_value(adapter: StateAdapter, value: Any, invalid: type[StateError]) -> None:
+    with _refusing(adapter, invalid):
+        is_valid = adapter.validate(value)
+    if not is_valid:
+        raise invalid(f"{adapter.protocol} refuses the value")
+
+
+@contextmanager
+def _refusing(adapter: StateAdapter, invalid: type[StateError]) -> Iterator[None]:
     """Ask the adapter. What the value holds stands in no message."""
     try:
-        is_valid = adapter.validate(value)
+        yield
     except Exception as exc:
         why = type(exc).__name__
         raise invalid(f"{adapter.protocol} refuses the value: {why}") from exc
-    if not is_valid:
-        raise invalid(f"{adapter.protocol} refuses the value")
 
 
 def _check_exact(adapter: StateAdapter, large: int) -> None:
