@@ -42,7 +42,7 @@ from drainmw.contract import (
     STATE_BYTES_MAXIMUM,
     STATE_PROTOCOL_FORM,
 )
-from drainmw.core.canonical import canonical
+from drainmw.core.canonical import buffer, write
 from drainmw.core.envelope import (
     Asked,
     Envelope,
@@ -326,26 +326,28 @@ def export(adapter: StateAdapter, terms: Terms, exported: object) -> Export:
     return built
 
 
-@dataclass(frozen=True, slots=True)
 class Part:
     """What one worker exports, or all of them once it is sealed."""
 
-    cursor: str
-    text: bytes
-    """The value, in canonical JSON."""
-    large: int = 0
-    """How many of its integers are beyond 53 bits."""
+    def __init__(self, written: bytes) -> None:
+        """Read what `part_of` has written."""
+        end = written.rindex(b"\n")  # canonical JSON has none
+        told = json.loads(written[end:])
+        self._written = written
+        self.cursor: str = told["cursor"]
+        self.text = memoryview(written)[:end]
+        """The value, in canonical JSON."""
+        self.large: int = told["large"]
+        """How many of its integers are beyond 53 bits."""
 
     def written(self) -> bytes:
         """As it is kept, and sent from worker to worker."""
-        head = {"cursor": self.cursor, "large": self.large}
-        return json.dumps(head).encode() + b"\n" + self.text
+        return self._written
 
     @classmethod
     def read(cls, written: bytes) -> Part:
         """What was written."""
-        head, _, text = written.partition(b"\n")
-        return cls(**json.loads(head), text=text)
+        return cls(written)
 
 
 def part_of(adapter: StateAdapter, exported: object, *, whole: bool = False) -> Part:
@@ -358,9 +360,13 @@ def part_of(adapter: StateAdapter, exported: object, *, whole: bool = False) -> 
     if whole:
         _check_value(adapter, value, StateExportInvalid)
     large: list[int] = []
-    text = canonical(value, maximum=adapter.maximum_bytes, large=large.append)
+    text = buffer(adapter.maximum_bytes)
+    write(value, text.write, maximum=adapter.maximum_bytes, large=large.append)
     _check_exact(adapter, len(large))
-    return Part(check_cursor(cursor), text, len(large))
+    told = {"cursor": check_cursor(cursor), "large": len(large)}
+    text.write(b"\n" + json.dumps(told).encode())
+    text.truncate()
+    return Part(text.getvalue())
 
 
 def wrapped(adapter: StateAdapter, terms: Terms, part: Part) -> Export:

@@ -107,7 +107,7 @@ class Digest:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def loads(body: bytes | bytearray) -> Any:
+def loads(body: bytes | bytearray | memoryview) -> Any:
     """Read JSON as the contract does: in doubles, the last of equal names counts.
 
     An integer within 53 bits is an `int`; a byte order mark is skipped.
@@ -117,7 +117,7 @@ def loads(body: bytes | bytearray) -> Any:
     """
     try:
         return json.loads(
-            body.decode("utf-8-sig"),
+            str(body, "utf-8-sig"),
             parse_int=_integer,
             parse_float=_finite,
             parse_constant=_no_constant,
