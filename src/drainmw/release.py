@@ -47,6 +47,7 @@ from drainmw.errors import (
 )
 from drainmw.exchange import Exchange, ticket_factory
 from drainmw.exporting import Exports
+from drainmw.fetching import prepare
 from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
 from drainmw.importing import Imports
@@ -221,6 +222,7 @@ class Drain:
             StateAdapterInvalid: It is not in its form, or its protocol is taken.
         """
         self.states.add(adapter)
+        prepare()
         with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
             asyncio.get_running_loop()
             self._open_to_siblings()
