@@ -70,3 +70,31 @@ class Explains(Protocol):
     def running(self) -> Iterable[Running]:
         """Its work in flight, oldest first."""
         ...
+
+
+@runtime_checkable
+class BlockingSource(Protocol):
+    """An adapter of an engine that blocks. Called in threads, never in an event loop.
+
+    `hold` and `release` are called one at a time; `count` and `settle` also while
+    another of these runs. It raises as a `WorkSource` does.
+    """
+
+    def hold(self) -> None:
+        """Stop intake, as a barrier. Idempotent; waits for no running work."""
+        ...
+
+    def count(self) -> Counts:
+        """What it holds now."""
+        ...
+
+    def settle(self) -> None:
+        """Block until the count is zero and unstarted work is handed back.
+
+        It has to return when `release` is called, too.
+        """
+        ...
+
+    def release(self) -> None:
+        """Undo `hold`, also one that was done by half. Idempotent."""
+        ...
