@@ -8,7 +8,8 @@ workers with `SLOTS` slots, makes the adapter, and enqueues jobs that call
     await holds_at_random(engine, journal)
     await hand_over(blue, green, journal)
 
-A job's start is known by what the job wrote, its count by what the adapter says.
+One of them a test, since each wants an empty journal. A job's start is known by
+what the job wrote, its count by what the adapter says.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ async def hold_in_the_middle(
     `may_start` is for engines whose accepted jobs cannot be handed back: those
     that were counted when the hold returned may start after it.
     """
+    _check_empty(journal)
     held = Held(engine.source)
     first = [f"first-{n}" for n in range(jobs)]
     later = [f"later-{n}" for n in range(while_held)]
@@ -133,6 +135,7 @@ async def holds_at_random(
 
     Every third round is a hold whose drain gives up before it has settled.
     """
+    _check_empty(journal)
     chance = random.Random(seed)
     held = Held(engine.source)
     async with _produced(engine, chance, seconds=seconds, pause=pause) as ids:
@@ -163,6 +166,7 @@ async def hand_over(
 
     Green is another instance on the same broker, held until blue has settled.
     """
+    _check_empty(journal)
     old, new = Held(blue.source), Held(green.source)
     await new.hold()
     ids = [f"moved-{n}" for n in range(jobs)]
@@ -188,6 +192,10 @@ async def all_ran_once(journal: Journal, ids: Sequence[str]) -> None:
     assert list(expected - ended) == [], f"lost\n{journal}"
     assert list(started - expected) == [], f"twice, or never enqueued\n{journal}"
     assert started == ended
+
+
+def _check_empty(journal: Journal) -> None:
+    assert journal.lines() == [], "a scenario needs a journal of its own"
 
 
 async def _is_silent(

@@ -268,7 +268,7 @@ async def _when_done(tasks: list[asyncio.Task[None]], done: Callable[[], None]) 
     done()
 
 
-def running_of(source: WorkSource) -> list[Running]:
+def running_of(source: object) -> list[Running]:
     """What a source still runs; nothing where it cannot say so, or fails to."""
     try:
         return list(source.running()) if isinstance(source, Explains) else []
