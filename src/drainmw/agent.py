@@ -37,7 +37,7 @@ from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.log import logger
 from drainmw.sources import mark
 from drainmw.sources.base import BlockingSource, Counts, WorkSource
-from drainmw.sources.holds import running_of
+from drainmw.sources.holds import number_of, running_of
 from drainmw.sources.inloop import InLoop
 from drainmw.sources.threaded import Lane
 from drainmw.text import failure_text
@@ -81,7 +81,7 @@ class Agent:
             )
         self.path = Path(directory) / f"{self.name}{LIVE}"
         self._source = _blocking(source)
-        self._pid: int | None = None  # of the process in which it has started
+        self._has_started = False
         self._listener: socket.socket | None = None
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._turns = threading.Lock()  # hold and release take turns
@@ -101,12 +101,12 @@ class Agent:
             SettingsError: The place is not private, or somebody answers there.
             Exception: What the source raised; it must not take work then.
         """
-        if self._pid is not None:
+        if self._has_started:
             raise Misuse(f"the agent {self.name} has been started already")
         self._listener = socketfile.bind(self.path)
         self._listener.setblocking(True)
         self._left.unlink(missing_ok=True)
-        self._pid = os.getpid()
+        self._has_started = True
         _agents.add(self)
         _thread(self._serve, "drainmw agent")
         # After it listens: who wants a hold first makes the mark, then looks for us.
@@ -129,8 +129,8 @@ class Agent:
 
         What still has work leaves no proof of the contrary.
         """
-        if self._pid != os.getpid() or self._listener is None:
-            return  # never started, or a copy that came with a fork
+        if self._listener is None:
+            return  # never started, closed, or a copy that came with a fork
         with contextlib.suppress(Exception):
             if not any(self._source.count()):
                 self.path.rename(self._left)
@@ -224,11 +224,11 @@ class Agent:
             "token": before if before == self._token else None,
             "counts": counts,
             "running": [
-                (piece.id[:128], piece.started)
+                (piece.id[:128], piece.started, piece.kind)
                 for piece in islice(running_of(self._source), _RUNNING_MAXIMUM)
             ],
-            "overdue": getattr(self._source, "overdue", None),
-            "handedBack": getattr(self._source, "handed_back", None),
+            "overdue": number_of(self._source, "overdue"),
+            "handedBack": number_of(self._source, "handed_back"),
         }
 
     def _has_settled(self, token: str) -> dict[str, Any]:

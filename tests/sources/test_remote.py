@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,11 @@ class Engine:
         self.counts = Counts()
         self.errors: dict[str, Exception] = {}
         self.handed_back = 3
-        self.gate = threading.Event()
+        self.settles_early = False
+        self.gate, self.settle_gate = threading.Event(), threading.Event()
         self.gate.set()
+        self.settle_gate.set()
+        self.while_counting: Callable[[], object] = lambda: None
         self._news = threading.Condition()
 
     def hold(self) -> None:
@@ -45,10 +48,14 @@ class Engine:
     def count(self) -> Counts:
         if "count" in self.errors:
             raise self.errors["count"]
+        self.while_counting()
         return self.counts
 
     def settle(self) -> None:
         self._note("settle")
+        assert self.settle_gate.wait(PATIENCE)
+        if self.settles_early:
+            return
         with self._news:
             self._news.wait_for(lambda: not any(self.counts) or self.is_open)
 
@@ -372,6 +379,43 @@ async def test_a_settle_that_was_given_up_starts_no_second_one(
     assert engine.calls[-1] == "settle"
 
 
+async def test_a_zero_is_not_settled_before_the_engine_says_so(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still hand back what it has not started."""
+    monkeypatch.setattr("drainmw.agent.LONGEST_POLL", 0.01)
+    engine, _ = agents.start("a")
+    engine.settle_gate.clear()
+    source = source_of(agents.sockets)
+    await source.hold()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await source.settled()
+    engine.settle_gate.set()
+    await source.settled()
+
+
+async def test_an_engine_that_settles_too_early_is_asked_again(agents: Agents) -> None:
+    engine, _ = agents.start("a")
+    engine.counts, engine.settles_early = Counts(jobs=1), True
+    source = source_of(agents.sockets)
+    await source.hold()
+    settled = asyncio.create_task(source.settled())
+    await until(lambda: engine.calls.count("settle") == 2)
+    assert not settled.done()
+    engine.finish()
+    await settled
+
+
+async def test_a_count_is_not_of_a_hold_that_ended_meanwhile(agents: Agents) -> None:
+    engine, agent = agents.start("a")
+    source = source_of(agents.sockets)
+    await source.hold()
+    token = _ask(agent, ask="count")["token"]
+    engine.while_counting = lambda: _ask(agent, ask="release", token=token)
+    assert _ask(agent, ask="count")["token"] is None
+
+
 async def test_settled_without_a_hold_is_nothing_known(agents: Agents) -> None:
     agents.start("a")
     with pytest.raises(SourceUnavailable, match="engine is not held"):
@@ -434,12 +478,46 @@ async def test_who_leaves_with_work_leaves_no_proof(agents: Agents) -> None:
         await source.count()
 
 
+async def test_who_came_late_is_missed_when_it_dies(agents: Agents) -> None:
+    agents.start("a")
+    source = source_of(agents.sockets)
+    await source.hold()
+    late, agent = agents.start("late")
+    late.counts = Counts(jobs=1)
+    assert await source.count() == Counts(jobs=1)
+    agent.close()
+    with pytest.raises(SourceUnavailable, match="worker late of engine died"):
+        await source.count()
+
+
+async def test_a_socket_that_vanishes_is_no_proof(agents: Agents) -> None:
+    """As by somebody who cleans up old files; the worker lives, and works."""
+    _, agent = agents.start("a")
+    source = source_of(agents.sockets, expected=0)
+    await source.hold()
+    agent.path.unlink()
+    with pytest.raises(SourceUnavailable, match="worker a of engine died"):
+        await source.count()
+
+
+async def test_an_old_proof_is_none_for_who_died(agents: Agents) -> None:
+    engine, agent = agents.start("a")
+    source = source_of(agents.sockets)
+    await source.hold()
+    engine.counts = Counts(jobs=1)
+    agent.close()
+    (agents.sockets / f"a{LEFT}").touch()
+    with pytest.raises(SourceUnavailable, match="worker a of engine died"):
+        await source.count()
+
+
 async def test_who_left_in_order_once_may_still_die_later(agents: Agents) -> None:
     _, agent = agents.start("a")
     agent.close()
     agent.close()
     assert os.listdir(agents.sockets) == [f"a{LEFT}"]
     engine, again = agents.start("a")
+    assert os.listdir(agents.sockets) == [f"a{LIVE}"]
     source = source_of(agents.sockets)
     await source.hold()
     engine.errors["count"] = SourceUnavailable("gone")

@@ -24,11 +24,19 @@ class Running:
 
     id: str
     started: float  # monotonic seconds
+    kind: Literal["jobs", "schedules"] = "jobs"
+    """Which of its counters has it."""
 
 
 @runtime_checkable
 class WorkSource(Protocol):
-    """An engine's adapter. All of it is called in the event loop of the drain."""
+    """An engine's adapter. All of it is called in the event loop of the drain.
+
+    It can be held before its engine has started, which then starts held: a worker
+    may be born while its release drains. For the report it may have `running`, and
+    as whole numbers `handed_back`, the leases that went back to their broker
+    unstarted, and `overdue`, the due fires that are withheld while it is held.
+    """
 
     name: str
     intake: Intake

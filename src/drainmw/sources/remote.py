@@ -54,7 +54,7 @@ class RemoteSource:
         self._directory = Path(directory)
         self._expected = expected
         self._mark: mark.Mark | None = None
-        self._known: set[str] = set()  # who has been held under that mark
+        self._known: set[str] = set()  # who has answered under that mark
         self._running: list[Running] = []
         socketfile.check_directory(self._directory, f"source {name}")
         self._clear_up()
@@ -76,6 +76,8 @@ class RemoteSource:
             if answer is not None and not self._is_as_wanted(answer):
                 answers[name] = await self._put_right(name, answer)
         there = {name: a for name, a in answers.items() if a is not None}
+        if self._mark is not None:
+            self._known.update(there)
         self._check_number(len(there) + self._left_in_order(there))
         counts = [Counts(*answer["counts"]) for answer in there.values()]
         self._note(there.values())
@@ -131,7 +133,6 @@ class RemoteSource:
         if not self._mark.stands:
             raise SourceUnavailable(f"{self.name} was released by another process")
         await self._ask(name, "hold", self._mark.token)
-        self._known.add(name)
         again = await self._ask(name, "count")
         if again is not None and again["token"] != self._mark.token:
             raise SourceUnavailable(f"worker {name} of {self.name} is not held")
