@@ -72,15 +72,6 @@ class WorkSource(Protocol):
 
 
 @runtime_checkable
-class Explains(Protocol):
-    """A source that can say what it still runs."""
-
-    def running(self) -> Iterable[Running]:
-        """Its work in flight, oldest first."""
-        ...
-
-
-@runtime_checkable
 class BlockingSource(Protocol):
     """An adapter of an engine that blocks. Called in threads, never in an event loop.
 
@@ -105,4 +96,13 @@ class BlockingSource(Protocol):
 
     def release(self) -> None:
         """Undo `hold`, also one that was done by half. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A source that can say what it still runs."""
+
+    def running(self) -> Iterable[Running]:
+        """Its work in flight, oldest first."""
         ...
