@@ -1,5 +1,6 @@
 """Servers for the engines, started when a test first asks, and a journal."""
 
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import count
@@ -9,6 +10,7 @@ import pytest
 
 from tests.engines import brokers
 from tests.engines.journal import Journal
+from tests.engines.spooled import Workers
 
 # scripts/test runs them in an environment of their own.
 collect_ignore = [] if find_spec("arq") else ["redis5"]
@@ -20,6 +22,29 @@ _database = count(1)
 def journal(tmp_path: Path) -> Journal:
     """What the jobs of one test have started and ended."""
     return Journal(tmp_path / "journal")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory with a path that is short enough for a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="dmw-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def workers(folder: Path, journal: Journal) -> Iterator[Workers]:
+    """Of a release that drains: processes that agents answer for."""
+    made = Workers(folder / "queue", folder / "sockets", journal)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def others(workers: Workers, folder: Path, journal: Journal) -> Iterator[Workers]:
+    """Of the release that takes over, on the same queue."""
+    made = Workers(workers.spool.folder, folder / "others", journal)
+    yield made
+    made.end()
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,7 @@
 """Workers in processes of their own: held, counted, dead, reborn."""
 
-import contextlib
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -14,51 +9,13 @@ from drainmw.errors import SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.remote import RemoteSource
 from tests.engines.journal import Journal
-from tests.engines.scenario import hold_in_the_middle, holds_at_random
-from tests.engines.spool import Spool
-from tests.processes import Process, running
+from tests.engines.scenario import hand_over, hold_in_the_middle, holds_at_random
+from tests.engines.spooled import Workers
+from tests.processes import running
 
 pytestmark = pytest.mark.anyio
 
 LONG = 20.0  # seconds of a job that shall not end by itself
-
-
-class Workers:
-    """Processes on one spool, and the source of all of them."""
-
-    def __init__(self, folder: Path, journal: Journal, expected: int) -> None:
-        self.spool = Spool(folder / "queue")
-        self.sockets = folder / "sockets"
-        self.source = RemoteSource("spool", "pull", self.sockets, expected=expected)
-        self._journal = journal
-        self._ends = contextlib.ExitStack()
-
-    def start(self, *names: str, slots: int = 2) -> list[Process]:
-        folders = (str(self.spool.folder), str(self.sockets))
-        program = ("-m", "tests.engines.spool", *folders)
-        started = [
-            self._ends.enter_context(running(*program, name, str(slots)))
-            for name in names
-        ]
-        for process in started:
-            process.out.wait_for_text("works\n")
-        return started
-
-    async def enqueue(self, ids: Sequence[str], seconds: float) -> None:
-        self.spool.put(self._journal.path, ids, seconds)
-
-    def end(self) -> None:
-        self._ends.close()
-
-
-@pytest.fixture
-def workers(journal: Journal) -> Iterator[Workers]:
-    # The path of a socket is short, and that of a test may be long.
-    folder = Path(tempfile.mkdtemp(prefix="dmw-"))
-    made = Workers(folder, journal, expected=2)
-    yield made
-    made.end()
-    shutil.rmtree(folder)
 
 
 async def test_two_processes_pass_the_scenario(
@@ -66,6 +23,15 @@ async def test_two_processes_pass_the_scenario(
 ) -> None:
     workers.start("a", "b")
     await hold_in_the_middle(workers, journal, prompt=0.15)
+
+
+async def test_what_one_release_has_not_started_another_runs(
+    workers: Workers, others: Workers, journal: Journal
+) -> None:
+    """J1: nothing of the new one is paused."""
+    workers.start("a", "b")
+    others.start("c", "d")
+    await hand_over(workers, others, journal)
 
 
 async def test_two_processes_pass_it_at_random(
