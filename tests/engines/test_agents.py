@@ -22,7 +22,7 @@ async def test_two_processes_pass_the_scenario(
     workers: Workers, journal: Journal
 ) -> None:
     workers.start("a", "b")
-    await hold_in_the_middle(workers, journal, prompt=0.15)
+    await hold_in_the_middle(workers, journal, prompt=0.5)
 
 
 async def test_what_one_release_has_not_started_another_runs(

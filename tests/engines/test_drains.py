@@ -33,8 +33,8 @@ async def test_consumers_are_quiet_while_requests_are_busy(
     await workers.enqueue(ids, 0.1)
     await journal.until(lambda: len(journal.started()) > 4, "they work")
     async with release.call() as call:
-        begun = time.monotonic()
         await release.client.begin(timeoutMs=5000)
+        begun = time.monotonic()
         await journal.until(lambda: not journal.running(), "all that ran has ended")
         await asyncio.sleep(0.3)
         assert journal.started(since=begun + 0.2) == [], str(journal)
