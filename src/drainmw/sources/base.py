@@ -24,11 +24,19 @@ class Running:
 
     id: str
     started: float  # monotonic seconds
+    kind: Literal["jobs", "schedules"] = "jobs"
+    """Which of its counters has it."""
 
 
 @runtime_checkable
 class WorkSource(Protocol):
-    """An engine's adapter. All of it is called in the event loop of the drain."""
+    """An engine's adapter. All of it is called in the event loop of the drain.
+
+    It can be held before its engine has started, which then starts held: a worker
+    may be born while its release drains. For the report it may have `running`, and
+    as whole numbers `handed_back`, the leases that went back to their broker
+    unstarted, and `overdue`, the due fires that are withheld while it is held.
+    """
 
     name: str
     intake: Intake
@@ -59,6 +67,34 @@ class WorkSource(Protocol):
         ...
 
     async def release(self) -> None:
+        """Undo `hold`, also one that was done by half. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class BlockingSource(Protocol):
+    """An adapter of an engine that blocks. Called in threads, never in an event loop.
+
+    `hold` and `release` are called one at a time; `count` and `settle` also while
+    another of these runs. It raises as a `WorkSource` does.
+    """
+
+    def hold(self) -> None:
+        """Stop intake, as a barrier. Idempotent; waits for no running work."""
+        ...
+
+    def count(self) -> Counts:
+        """What it holds now."""
+        ...
+
+    def settle(self) -> None:
+        """Block until the count is zero and unstarted work is handed back.
+
+        It has to return when `release` is called, too.
+        """
+        ...
+
+    def release(self) -> None:
         """Undo `hold`, also one that was done by half. Idempotent."""
         ...
 
