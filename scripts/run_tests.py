@@ -1,9 +1,14 @@
-"""Run pytest, then say by name what it skipped and why."""
+"""Run pytest side by side, then say by name what it skipped and why."""
 
 import os
 import sys
 
 import pytest
+
+# A process for each core, as most tests wait for another process; who has nothing
+# left to do takes over half of what another one has. What is given twice, such as
+# `-n 0`, counts the last time.
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
 
 
 class Skips:
@@ -36,7 +41,7 @@ class Skips:
             return
         verdict = ", which is a failure here" if self.forbidden else ""
         print(f"{len(self.reasons)} skipped{verdict}:")
-        for name, reason in self.reasons.items():
+        for name, reason in sorted(self.reasons.items()):
             print(f"  {name}: {reason}")
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -49,7 +54,8 @@ class Skips:
 def main() -> int:
     # Taken out, because what the tests start reads its settings from DRAINMW_*.
     forbidden = os.environ.pop("DRAINMW_NO_SKIP", "") == "1"
-    return pytest.main(["-ra", *sys.argv[1:]], plugins=[Skips(forbidden=forbidden)])
+    arguments = [*SIDE_BY_SIDE, "-ra", *sys.argv[1:]]
+    return pytest.main(arguments, plugins=[Skips(forbidden=forbidden)])
 
 
 if __name__ == "__main__":
