@@ -1,4 +1,4 @@
-"""Run pytest, then say by name what it skipped and why.
+"""Run pytest side by side, then say by name what it skipped and why.
 
 Tests of engines that cannot be installed beside the others run after the rest,
 by this same program in an environment of their own.
@@ -17,6 +17,10 @@ import pytest
 APART = Path("tests/engines/redis5")
 APART_PYTHON = ".venv-redis5/bin/python"
 SKIPS_TO = "--skips-to="  # a file: for the run of what stands apart
+# A process for each core, as most tests wait for another process; who has nothing
+# left to do takes over half of what another one has. What is given twice, such as
+# `-n 0`, counts the last time.
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
 
 
 class Skips:
@@ -47,7 +51,7 @@ class Skips:
             return
         verdict = ", which is a failure here" if self.forbidden else ""
         print(f"{len(self.reasons)} skipped{verdict}:")
-        for name, reason in self.reasons.items():
+        for name, reason in sorted(self.reasons.items()):
             print(f"  {name}: {reason}")
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -70,7 +74,7 @@ def main(arguments: list[str]) -> int:
     codes: list[int] = []
     if not paths or not all(map(_within, paths)):
         rest = [a for a in arguments if (path := _path(a)) is None or not _within(path)]
-        codes.append(pytest.main(["-ra", *rest], plugins=[skips]))
+        codes.append(pytest.main([*SIDE_BY_SIDE, "-ra", *rest], plugins=[skips]))
     if pytest.ExitCode.INTERRUPTED not in codes and _wanted_apart(paths):
         codes.append(_run_apart(arguments, skips))
     skips.tell()
