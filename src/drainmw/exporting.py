@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -160,7 +161,8 @@ class Exports:
             return combine([pair(adapter, own), *parts])
 
         try:
-            return await asyncio.to_thread(combined)
+            made = await asyncio.to_thread(combined)
+            return await made if inspect.isawaitable(made) else made
         except DrainError:
             raise
         except Exception as exc:
