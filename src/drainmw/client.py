@@ -188,7 +188,7 @@ class ControlClient:
 
         `force` resumes also where the next release has acknowledged the state.
         """
-        body = {"nonce": nonce, "force": force}
+        body = {"nonce": nonce} | ({"force": True} if force else {})
         return cast(Moved, self._ask("POST", RESUME_PATH, {"phase"}, json=body))
 
     def seal(self, nonce: str) -> Moved:
