@@ -116,3 +116,17 @@ async def test_an_answer_under_way_has_a_moment_at_the_end() -> None:
         server.should_exit = True
         app.go.set()
         assert (await asking).status_code == 200
+
+
+async def test_a_server_that_was_cancelled_is_not_asked_any_more() -> None:
+    """The number of its socket is given again, and nobody may listen for it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = _Inner(hello)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.is_up.wait()
+    number = listener.fileno()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    listener.close()
+    assert asyncio.get_running_loop().remove_reader(number) is False

@@ -37,7 +37,11 @@ class InnerServer(uvicorn.Server):
         _is_inner.set(True)
         for name in ("uvicorn.error", "uvicorn.access"):
             logging.getLogger(name).addFilter(_is_worth_it)  # once, however often
-        await super().serve(sockets)
+        try:
+            await super().serve(sockets)
+        finally:  # also where it was cancelled: the loop may not watch a closed socket
+            for server in getattr(self, "servers", ()):
+                server.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
