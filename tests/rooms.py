@@ -118,6 +118,13 @@ async def drained_with(*adapters: Any, **settings: Any) -> Release:
     return release
 
 
+async def until(met: Callable[[], object]) -> None:
+    """Look again until it is so, for what no event tells."""
+    async with asyncio.timeout(5):
+        while not met():  # noqa: ASYNC110  there is no event
+            await asyncio.sleep(0.001)
+
+
 async def drain_of(release: Release, nonce: str = NONCE) -> None:
     await release.drain.begin(begin_request(nonce))
     await release.drain.ended
