@@ -85,7 +85,7 @@ class Handing:
             raise DrainDetached
         for taken in self._target.handoffs()["taken"]:
             protocol, own = taken["protocol"], taken["nonce"]
-            is_named = nonce in (None, own) or own == _derived(str(nonce), protocol)
+            is_named = nonce is None or own in (nonce, _derived(nonce, protocol))
             is_discarded = taken.get("failure") == StateDiscarded.code
             if not is_named or (protocols and protocol not in protocols):
                 continue

@@ -33,7 +33,7 @@ class InnerServer(uvicorn.Server):
         )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve; to be called in a task of its own."""
+        """Serve, and close the sockets; to be called in a task of its own."""
         _is_inner.set(True)
         for name in ("uvicorn.error", "uvicorn.access"):
             logging.getLogger(name).addFilter(_is_worth_it)  # once, however often
@@ -42,6 +42,8 @@ class InnerServer(uvicorn.Server):
         finally:  # also where it was cancelled: the loop may not watch a closed socket
             for server in getattr(self, "servers", ()):
                 server.close()
+            for listener in sockets or ():
+                listener.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
