@@ -20,6 +20,7 @@ from drainmw.contract import (
     OFFER_PATH,
     RESUME_PATH,
     SEAL_PATH,
+    STATE_EXPORT_PATH,
 )
 from drainmw.errors import DrainNotFound, GroupError, HandedOver, StateNotExportable
 from drainmw.record import LocalRecord
@@ -147,6 +148,24 @@ async def test_what_is_sealed_goes_out_the_same_whatever_the_app_does() -> None:
         answer = await export(release)
         assert (answer.status_code, answer.content) == (200, before)
     assert rooms.heard.count("export") == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("protocol=rooms/v1&protocol=rates/v1", "RUNTIME_STATE_ADAPTER_NOT_FOUND"),
+        ("protocol=rooms/v1&protocol=rooms/v1", "RUNTIME_STATE_ADAPTER_NOT_FOUND"),
+        (f"sourceRevision={SOURCE}", "RUNTIME_STATE_REVISION_INVALID"),
+    ],
+)
+async def test_what_a_query_names_twice_it_does_not_name(query: str, code: str) -> None:
+    """Nobody can tell which was meant."""
+    release = await drained_with(rooms := Rooms("ann"))
+    revisions = f"sourceRevision={SOURCE}&targetRevision={TARGET}"
+    path = f"{STATE_EXPORT_PATH}?{revisions}&{query}"
+    answer = await release.client.control("GET", path)
+    assert answer.json()["code"] == code
+    assert rooms.heard == []
 
 
 async def test_a_snapshot_is_sealed_with_the_rest() -> None:
