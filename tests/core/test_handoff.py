@@ -212,6 +212,7 @@ def test_only_the_one_that_is_late_expires() -> None:
     handoffs.begin(
         begin(protocol="rates/v1", nonce=OTHER_NONCE, timeoutMs=60_000), NOW, 1
     )
+    assert handoffs.expire(104.0, iter([1])) is False
     assert handoffs.expire(105.0, iter([1])) is True
     assert [h.status for h in handoffs] == ["failed", "pending"]
 
