@@ -431,7 +431,8 @@ class Stubborn(Rooms):
             await self.go.wait()
         except asyncio.CancelledError:
             self.heard.append("cancelled")
-            await self.go.wait()
+            async with asyncio.timeout(5):
+                await self.go.wait()
         await super().import_state(value, context)
 
 

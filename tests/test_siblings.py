@@ -14,6 +14,7 @@ import pytest
 from drainmw.errors import GroupError, StateAdapterNotFound
 from drainmw.record import LocalRecord
 from drainmw.siblings import SiblingFailed, Siblings, all_of
+from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
 
@@ -203,8 +204,10 @@ async def test_one_that_is_silent_is_silence_of_all(crowd: Crowd) -> None:
         await crowd.siblings.ask_all("/sibling/part", within=0.05)
 
 
-async def test_who_waits_for_all_stops_the_others_when_it_is_stopped() -> None:
+@pytest.mark.parametrize("end", ["it is stopped", "one fails"])
+async def test_who_waits_for_all_leaves_nobody_waiting(end: str) -> None:
     stopped: list[int] = []
+    go = asyncio.Event()
 
     async def waits(number: int) -> None:
         try:
@@ -212,12 +215,19 @@ async def test_who_waits_for_all_stops_the_others_when_it_is_stopped() -> None:
         finally:
             stopped.append(number)
 
-    waiting = asyncio.ensure_future(all_of([waits(1), waits(2)]))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    async def fails() -> None:
+        await go.wait()
+        raise LookupError(end)
+
+    waiting = asyncio.ensure_future(all_of([waits(1), fails(), waits(2)]))
+    await calm()
+    if end == "one fails":
+        go.set()
+    else:
+        waiting.cancel()
+    with pytest.raises((asyncio.CancelledError, LookupError)):
         await waiting
+    await calm()
     assert sorted(stopped) == [1, 2]
 
 
