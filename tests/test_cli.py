@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from drainmw.client import ControlClient, Denied, Unreachable
+from drainmw.errors import DrainNotFound
 from drainmw.tokens import generate
 from tests.processes import (
     Held,
@@ -32,6 +34,8 @@ from tests.rig import (
     TARGET,
     TOKEN,
 )
+from tests.rooms import Rates, Rooms
+from tests.stage import Hosted, Stage, staged
 
 OTHER_TOKEN = "z" * 43
 IDLE = "http 0  websocket 0  jobs 0  schedules 0"
@@ -566,6 +570,226 @@ def test_who_stops_watching_reads_that_the_drain_goes_on(
         )
         held.let_go()
     assert drainmw("wait", *target).exit_code == 0
+
+
+# Handing state over, from one release of this process to another
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with staged() as found:
+        yield found
+
+
+@pytest.fixture
+def swift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drainmw.client.POLL_FIRST", 0.002)
+    monkeypatch.setattr("drainmw.offering.REGRET", 0.0)
+
+
+class Pair:
+    """An old release and a new one, and the command between them."""
+
+    def __init__(self, old: Hosted, new: Hosted) -> None:
+        self.old, self.new = old, new
+        self.targets = ("--from", str(old.control), "--to", str(new.control))
+
+    def hand_over(self, *more: str, code: int = 0) -> str:
+        """What it says: on standard error where it got nowhere."""
+        result = drainmw("handoff", *self.targets, *more)
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.stderr.removesuffix("\n")
+
+    def of_old(self, command: str, *more: str) -> tuple[int, str]:
+        result = drainmw(command, "--control", str(self.old.control), *more)
+        return result.exit_code, result.output
+
+
+@pytest.fixture
+def pair(stage: Stage, swift: None) -> Pair:
+    """The old one is drained."""
+    old = stage.host(Rooms("ann"), Rates("ten")).drained()
+    return Pair(old, stage.host(Rooms(), Rates()))
+
+
+GIVEN = "rooms/v1 handed over, cursor of-1\nrates/v1 handed over, cursor of-1\n"
+GONE_OVER = "the state has gone over and is provisional there; run this again, or "
+GONE_OVER += "run it with --discard"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing option '--from'"),
+        (["--from", "a", "--to", "a"], "--from and --to must be two releases"),
+        (["--protocol", "has space"], "'--protocol': it must be 1 to 128 of A-Z a-z"),
+        (["--protocol", "ok", "--protocol", "-"], "'--protocol': it must be 1 to 128"),
+        (["--protocol", "p" * 129], "'--protocol': it must be 1 to 128"),
+        (["--protocol", ""], "'--protocol': it must be 1 to 128"),
+        (["--nonce", "short"], "'--nonce': it must be 43 characters of base64url"),
+        (["--timeout", "nan"], "'--timeout': it must be a number of seconds from"),
+        (["--discard", "--detach"], "--discard excludes --detach and --again"),
+        (["--discard", "--again"], "--discard excludes --detach and --again"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else None,
+)
+def test_a_handoff_with_a_bad_flag_says_what_is_right(
+    arguments: list[str], said: str
+) -> None:
+    targets = [] if said.startswith(("Missing", "--from")) else ["--from", "a"]
+    targets += ["--to", "b"] if targets else []
+    result = drainmw("handoff", *arguments, *targets)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_a_person_hands_all_state_over_and_may_do_it_again(pair: Pair) -> None:
+    assert pair.hand_over() == GIVEN
+    assert pair.hand_over() == GIVEN
+    code, said = pair.of_old("resume")
+    assert code == 4
+    assert "RUNTIME_STATE_HANDED_OVER: rooms/v1, rates/v1 has gone over" in said
+    assert pair.hand_over("--detach") == f"{GIVEN}detached  (epoch 1)\n"
+    assert pair.hand_over("--detach") == f"{GIVEN}detached  (epoch 1)\n"
+    taken = pair.new.handoffs()["taken"]
+    assert [t["provisional"] for t in taken] == [False, False]
+    assert pair.of_old("resume", "--force")[0] == 4
+
+
+def test_a_machine_reads_each_status_of_each_handoff(pair: Pair, nonce: str) -> None:
+    said = pair.hand_over("--json", "--nonce", nonce, "--detach").splitlines()
+    *told, moved = [json.loads(line) for line in said]
+    ended = [t for t in told if t["status"] != "pending"]
+    assert [(t["protocol"], t["status"]) for t in ended] == [
+        ("rooms/v1", "acknowledged"),
+        ("rates/v1", "acknowledged"),
+    ]
+    assert {t["cursor"] for t in ended} == {"of-1"}
+    assert moved == {"phase": "detached", "epoch": 1}
+
+
+def test_what_is_named_twice_goes_over_once_and_alone(pair: Pair, nonce: str) -> None:
+    of = ("--protocol", "rates/v1", "--protocol", "rates/v1", "--nonce", nonce)
+    assert pair.hand_over(*of) == "rates/v1 handed over, cursor of-1\n"
+    assert [(g["protocol"], g["nonce"]) for g in pair.old.handoffs()["given"]] == [
+        ("rates/v1", nonce)
+    ]
+
+
+def test_a_handoff_that_fails_exits_1_and_says_who_keeps_the_state(
+    stage: Stage, swift: None
+) -> None:
+    come = Rooms()
+    come.fails["import"] = RuntimeError("no room")
+    pair = Pair(stage.host(Rooms("ann")).drained(), stage.host(come))
+    said = "rooms/v1: no room; the old release keeps its state and can be resumed"
+    assert pair.hand_over("--detach", code=1) == f"drainmw: {said}"
+    result = drainmw("handoff", *pair.targets, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout.splitlines()[-1])["failure"] == "no room"
+    assert pair.of_old("resume") == (0, "serving  (epoch 2)\n")
+
+
+def test_what_is_not_there_to_be_handed_over_is_refused(
+    stage: Stage, swift: None
+) -> None:
+    bare = Pair(stage.host().drained(), stage.host(Rooms()))
+    assert bare.hand_over(code=4) == "drainmw: this release has no state adapter"
+    serving = Pair(stage.host(gone := Rooms("ann")), stage.host(Rooms()))
+    said = serving.hand_over("--detach", code=4)
+    assert said == "drainmw: no drain has begun there"
+    assert "RUNTIME_STATE_NOT_EXPORTABLE" in serving.hand_over(code=4)
+    assert gone.heard == []
+
+
+def test_a_seal_by_itself_is_found_by_the_handoff(pair: Pair) -> None:
+    for _ in range(2):
+        assert pair.of_old("seal") == (0, "drained  (epoch 1)\n")
+    code, said = pair.of_old("seal", "--json")
+    assert (code, json.loads(said)) == (0, {"phase": "drained", "epoch": 1})
+    assert pair.of_old("seal", "--nonce", OTHER_NONCE)[0] == 4
+    assert pair.hand_over() == GIVEN
+
+
+def test_a_fresh_release_is_given_it_again_when_that_is_said(
+    pair: Pair, stage: Stage
+) -> None:
+    pair.hand_over()
+    fresh = Pair(pair.old, stage.host(rooms := Rooms(), Rates()))
+    assert "RUNTIME_STATE_HANDED_OVER" in fresh.hand_over(code=4)
+    assert fresh.hand_over("--again") == GIVEN
+    assert rooms.names == ["ann"]
+
+
+def test_a_discard_gives_the_state_back(pair: Pair) -> None:
+    nothing = "drainmw: the new release has nothing that can be discarded"
+    assert pair.hand_over("--discard", code=4) == nothing
+    pair.hand_over()
+    assert pair.hand_over("--discard", "--protocol", "rates/v1") == (
+        "rates/v1 discarded; the old release has it\n"
+    )
+    said = pair.hand_over("--discard", "--json").splitlines()
+    assert [json.loads(line) for line in said] == [
+        {"protocol": t["protocol"], "nonce": t["nonce"], "status": "discarded"}
+        for t in pair.new.handoffs()["taken"]
+    ]
+    assert pair.of_old("resume") == (0, "serving  (epoch 2)\n")
+
+
+def test_what_a_detached_release_gave_away_is_not_discarded(pair: Pair) -> None:
+    pair.hand_over()
+    pair.of_old("detach")
+    said = "the new release owns the work; the old one cannot serve again"
+    assert pair.hand_over("--discard", code=4) == f"drainmw: {said}"
+    assert all(taken["provisional"] for taken in pair.new.handoffs()["taken"])
+    assert pair.hand_over("--detach") == f"{GIVEN}detached  (epoch 1)\n"
+
+
+def test_a_resume_that_is_forced_serves_with_a_state_that_another_has(
+    pair: Pair,
+) -> None:
+    pair.hand_over()
+    assert pair.of_old("resume", "--force") == (0, "serving  (epoch 2)\n")
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "code", "said"),
+    [
+        ("detach", Unreachable("it", "gone"), 3, "it does not answer: gone"),
+        ("detach", Denied(409, "SOME_CODE", "no", resumed=False), 4, "SOME_CODE: no"),
+        ("detach", DrainNotFound(True), 4, "the drain of this nonce was resumed"),
+        ("confirm", Unreachable("it", "gone"), 3, "it does not answer: gone"),
+    ],
+    ids=["no answer", "denied", "resumed", "no answer of the new one"],
+)
+def test_what_fails_after_the_acknowledgement_says_how_far_it_has_come(
+    stage: Stage,
+    swift: None,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: Exception,
+    code: int,
+    said: str,
+) -> None:
+    """And is finished by the same command."""
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    pair = Pair(stage.host(Rooms("ann")).drained(), stage.host(come := Rooms()))
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ControlClient, step, fails)
+        told = pair.hand_over("--detach", code=code)
+    reached = {
+        "detach": GONE_OVER,
+        "confirm": "the old release is detached, and the new one not told; run this "
+        "again",
+    }
+    assert told.startswith(f"drainmw: {said}")
+    assert told.endswith(f"; {reached[step]}")
+    assert pair.old.drain.phase == ("drained" if step == "detach" else "detached")
+    assert pair.hand_over("--detach").endswith("detached  (epoch 1)\n")
+    assert come.heard == ["import", "confirm"]
 
 
 # Starting quickly

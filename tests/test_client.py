@@ -162,6 +162,89 @@ def test_each_call_is_the_request_of_the_contract(
     ]
 
 
+OFFERED: Any = {
+    "protocol": "rooms/v1",
+    "schemaVersion": 2,
+    "sourceRevision": SOURCE,
+    "targetRevision": TARGET,
+    "source": {"url": "http://127.0.0.1:9/x", "authorization": "Bearer x"},
+    "origin": {"acknowledge": "http://127.0.0.1:9/y", "epoch": 3, "process": {}},
+}
+
+
+def test_each_step_of_a_handoff_is_the_request_of_its_endpoint(
+    target: Target, client: ControlClient
+) -> None:
+    """What one side answers goes to the other one as it came."""
+    moved: Any = {"phase": "detached", "epoch": 3}
+    settled: Any = {"nonce": NONCE, "status": "acknowledged", "provisional": False}
+    told: Any = {
+        "phase": "drained",
+        "sealed": True,
+        "adapters": [],
+        "given": [],
+        "taken": [],
+    }
+    target.answers = [
+        *[(200, told), (200, moved), (200, OFFERED), (202, {"accepted": True})],
+        *[(200, moved), (200, moved), (200, moved), (200, settled), (200, settled)],
+    ]
+    assert client.handoffs() == told
+    assert client.seal(NONCE) == moved
+    assert client.offer("rooms/v1", NONCE, SOURCE, TARGET, 5000) == OFFERED
+    assert client.begin_handoff(OFFERED, NONCE, 4000) == {"accepted": True}
+    assert client.detach(NONCE) == moved
+    assert client.resume(NONCE, force=True) == moved
+    assert client.take_back("rooms/v1", NONCE) == moved
+    assert client.confirm(NONCE, moved) == settled
+    assert client.discard(NONCE) == settled
+    offer = {
+        "protocol": "rooms/v1",
+        "nonce": NONCE,
+        "sourceRevision": SOURCE,
+        "targetRevision": TARGET,
+        "timeoutMs": 5000,
+    }
+    back = {"protocol": "rooms/v1", "nonce": NONCE, "status": "discarded"}
+    begin = {**OFFERED, "nonce": NONCE, "timeoutMs": 4000}
+    own, nonce = "/.drainmw/v1", {"nonce": NONCE}
+    assert [(method, path, body) for method, path, _, body in target.asked] == [
+        ("GET", f"{own}/handoffs", None),
+        ("POST", f"{own}/seal", nonce),
+        ("POST", f"{own}/offer", offer),
+        ("POST", "/.forgezero/runtime/state/v1/begin", begin),
+        ("POST", f"{own}/detach", nonce),
+        ("POST", f"{own}/resume", nonce | {"force": True}),
+        ("POST", f"{own}/acknowledge", back),
+        ("POST", f"{own}/confirm", nonce | moved),
+        ("POST", f"{own}/discard", nonce),
+    ]
+    assert {authorization for _, _, authorization, _ in target.asked} == {
+        f"Bearer {TOKEN}"
+    }
+
+
+@pytest.mark.parametrize("missing", ["phase", "sealed", "adapters", "given", "taken"])
+def test_a_report_of_handoffs_that_is_not_whole_is_none(
+    target: Target, client: ControlClient, missing: str
+) -> None:
+    """What is not told is not taken for nothing."""
+    members = ("phase", "sealed", "adapters", "given", "taken")
+    told = dict.fromkeys(members, None)
+    del told[missing]
+    target.answers = [(200, told)]
+    with pytest.raises(Denied):
+        client.handoffs()
+
+
+def test_an_offer_that_is_not_whole_is_none(
+    target: Target, client: ControlClient
+) -> None:
+    target.answers = [(200, {"protocol": "rooms/v1", "schemaVersion": 2})]
+    with pytest.raises(Denied, match="not one of drainmw's"):
+        client.offer("rooms/v1", NONCE, SOURCE, TARGET, 5000)
+
+
 def test_a_root_path_stays_before_the_path(target: Target) -> None:
     target.answers = [(200, {"phase": "serving", "epoch": 0})]
     with ControlClient(url=f"{target.url}/api/") as client:

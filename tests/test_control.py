@@ -11,13 +11,18 @@ import pytest
 
 from drainmw import Drain
 from drainmw.contract import (
+    ACKNOWLEDGE_PATH,
     BEGIN_PATH,
+    CONFIRM_PATH,
     CORDON_PATH,
     DETACH_PATH,
+    DISCARD_PATH,
+    HANDOFFS_PATH,
     METRICS_PATH,
     OFFER_PATH,
     REPORT_PATH,
     RESUME_PATH,
+    SEAL_PATH,
     STATE_BEGIN_PATH,
     STATE_EXPORT_PATH,
     STATE_STATUS_PATH,
@@ -46,9 +51,13 @@ pytestmark = pytest.mark.anyio
 
 POSTS = (
     *(BEGIN_PATH, RESUME_PATH, CORDON_PATH, UNCORDON_PATH, DETACH_PATH),
-    *(STATE_BEGIN_PATH, OFFER_PATH),
+    *(STATE_BEGIN_PATH, OFFER_PATH, SEAL_PATH),
+    *(ACKNOWLEDGE_PATH, CONFIRM_PATH, DISCARD_PATH),
 )
-GETS = (STATUS_PATH, REPORT_PATH, METRICS_PATH, STATE_EXPORT_PATH, STATE_STATUS_PATH)
+GETS = (
+    *(STATUS_PATH, REPORT_PATH, METRICS_PATH),
+    *(STATE_EXPORT_PATH, STATE_STATUS_PATH, HANDOFFS_PATH),
+)
 ALL = (*POSTS, *GETS)
 JSON = {"content-type": "application/json"}
 
@@ -138,6 +147,10 @@ async def test_who_comes_without_the_token_reads_what_is_missing() -> None:
 
 def closed_drain() -> Drain:
     return Drain()
+
+
+def test_no_endpoint_is_missing_here() -> None:
+    assert Control(new_drain()).paths == set(ALL)
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -629,6 +642,20 @@ async def test_status_has_the_members_of_the_contract_and_no_others() -> None:
 async def test_a_resume_without_a_nonce_is_an_invalid_request(body: bytes) -> None:
     answer = await ask(Release(), "POST", RESUME_PATH, AUTHORIZED | JSON, body)
     assert (answer.status, answer.code) == (400, "RUNTIME_DRAIN_REQUEST_INVALID")
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("body", [b"[]", b'{"nonce":1}', b'{"nonce":"x"}', b"\xff"])
+async def test_a_nonce_in_another_form_is_an_invalid_request(
+    path: str, body: bytes
+) -> None:
+    """And changes nothing."""
+    release = Release()
+    if path in (CORDON_PATH, UNCORDON_PATH):
+        return
+    answer = await ask(release, "POST", path, AUTHORIZED | JSON, body)
+    assert (answer.status, str(answer.code)[-15:]) == (400, "REQUEST_INVALID")
+    assert (release.drain.phase, release.drain.epoch) == ("serving", 0)
 
 
 async def test_metrics_need_the_token_unless_they_are_public() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from drainmw.core.drain import Lifecycle
 from drainmw.core.roster import Worker
 from drainmw.errors import AlreadyStarted, GroupError, SettingsError, Superseded
 from drainmw.group import Group
@@ -33,7 +35,15 @@ from drainmw.supervisor import (
 from tests import peer as told
 from tests.peer import Peer, peer
 from tests.processes import until
-from tests.rig import NONCE, OTHER_NONCE, OTHER_REVISION, SOURCE, begin_request
+from tests.rig import (
+    NONCE,
+    OTHER_NONCE,
+    OTHER_REVISION,
+    SOURCE,
+    TOKEN,
+    begin_request,
+)
+from tests.test_state_begin import begin as handoff_request
 
 IDLE = Worker(7, 1.0, 2.0, 3, settled=True, counts=(0, 0, 0, 0))
 
@@ -562,6 +572,86 @@ def test_what_a_lifecycle_was_comes_back_from_its_snapshot(group: Group) -> None
     assert loaded.run.request == begin_request(OTHER_NONCE)
     with pytest.raises(Exception, match="resumed"):
         loaded.begin(begin_request(NONCE), 0.0)
+
+
+# What is shared of state
+
+
+def test_members_are_in_one_order_for_all_and_each_has_an_address(
+    group: Group, sibling: Peer
+) -> None:
+    assert group.members() == [os.getpid(), sibling.pid]
+    assert sibling.do(_members) == [os.getpid(), sibling.pid]
+    assert group.addresses() == {sibling.pid: group.path / "s1.sock"}
+    assert sibling.do(_addresses) == {os.getpid(): group.own_address}
+    sibling.kill()
+    until(lambda: group.members() == [os.getpid()], "it is gone")
+    assert group.addresses() == {}
+
+
+def test_an_observer_is_no_member_and_sees_them_all(
+    directory: Path, group: Group
+) -> None:
+    with peer(directory, itself(), observer=True) as observer:
+        assert group.members() == [os.getpid()]
+        assert observer.do(_members) == [os.getpid()]
+        assert observer.do(_addresses) == {os.getpid(): group.own_address}
+        assert observer.do(_own_address) is None
+
+
+def test_what_was_kept_is_there_until_it_is_forgotten(group: Group) -> None:
+    """For its owner alone."""
+    group.keep("1-a", b"one")
+    group.keep("1-a", b"two")
+    group.keep("1-b", b"")
+    assert (group.kept("1-a"), group.kept("1-b")) == (b"two", b"")
+    modes = {stat.S_IMODE(p.stat().st_mode) for p in group.path.glob("kept*")}
+    assert modes == {0o600}
+    group.forget()
+    assert list(group.path.glob("kept*")) == []
+    for name in ("1-a", "1-b", "2-a"):
+        with pytest.raises(GroupError, match=f"kept-{name}: No such file"):
+            group.kept(name)
+
+
+def test_nothing_is_kept_through_a_link(group: Group, directory: Path) -> None:
+    (group.path / f"kept.{os.getpid()}").symlink_to(directory / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        group.keep("1-a", b"one")
+    assert not (directory / "elsewhere").exists()
+
+
+def _members(group: Group) -> list[int]:
+    return group.members()
+
+
+def _addresses(group: Group) -> dict[int, Path]:
+    return group.addresses()
+
+
+def _own_address(group: Group) -> Path | None:
+    return group.own_address
+
+
+def test_a_record_holds_both_sides_of_a_handoff_and_no_token(group: Group) -> None:
+    """Whoever comes up reads what was given away, and what was taken over."""
+
+    def act(life: Lifecycle) -> None:
+        life.handoffs.begin(handoff_request(), 1.0, os.getpid())
+        life.begin(begin_request(), 1.0)
+        life.close()
+        life.conclude(dict.fromkeys(("http", "websocket", "jobs", "schedules"), 0), 2.0)
+        life.seal(NONCE)
+        life.acknowledge(1, "rooms/v1", OTHER_NONCE)
+
+    group.transact(act)
+    written = (group.path / "record.json").read_text()
+    assert TOKEN not in written
+    _, loaded = group._load()
+    assert loaded.run is not None
+    assert loaded.run.sealed
+    assert [g.nonce for g in loaded.run.acknowledged] == [OTHER_NONCE]
+    assert loaded.handoffs.begin(handoff_request(), 9.0, 1) is True
 
 
 def test_sockets_are_there_for_the_kernel_to_wake(group: Group) -> None:

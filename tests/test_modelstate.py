@@ -25,7 +25,16 @@ from drainmw.errors import (
     StateValueInvalid,
 )
 from drainmw.modelstate import ModelState
-from drainmw.state import ImportContext, StateAdapter, export, receive
+from drainmw.state import (
+    HOOKS,
+    HookName,
+    ImportContext,
+    StateAdapter,
+    called,
+    export,
+    hook_of,
+    receive,
+)
 from tests.rig import NONCE, SOURCE, TARGET
 from tests.test_state_begin import begin
 
@@ -194,6 +203,8 @@ async def test_a_model_is_exported_exactly_or_not_at_all() -> None:
         {"schema_version": 0},
         {"maximum_bytes": 0},
         {"older": {3: str}},
+        {"combine": "sum"},
+        {"discard": True},
     ],
 )
 def test_a_model_is_checked_when_it_is_made(members: dict[str, Any]) -> None:
@@ -274,3 +285,67 @@ async def test_a_model_is_read_in_the_form_that_was_sent() -> None:
     assert state.validate(as_sent(value))
     with pytest.raises(ValueError, match="seen"):
         state.validate({})
+
+
+# What else it may do
+
+
+@pytest.mark.parametrize("name", [hook for hook in HOOKS if hook != "prepare_import"])
+def test_a_model_has_no_hook_that_it_was_not_given(name: HookName) -> None:
+    assert hook_of(Chat(PRESENCE).state(), name) is None
+    assert hook_of(Chat(PRESENCE).state(**{name: print}), name) is not None
+
+
+@pytest.mark.parametrize("name", ["seal", "unseal", "confirm", "discard"])
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_hook_is_what_was_given_and_may_be_async(
+    name: HookName, later: bool
+) -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    async def hear(*told: Any) -> None:
+        heard.append(told)
+
+    given = hear if later else lambda *told: heard.append(told)
+    hook = hook_of(Chat(PRESENCE).state(**{name: given}), name)
+    assert hook is not None
+    await called(hook, "told")
+    assert heard == [("told",)]
+
+
+BOB = Seen(name="bob", at=NOW, rooms=set(), key=b"")
+
+
+def together(models: list[Presence]) -> Presence:
+    seen = {key: seen for model in models for key, seen in model.seen.items()}
+    return Presence(seen=seen, load=sum(model.load for model in models))
+
+
+def with_cursor(models: list[Presence]) -> tuple[str, Presence]:
+    return f"of-{len(models)}", together(models)
+
+
+async def together_later(models: list[Presence]) -> Presence:
+    return together(models)
+
+
+@pytest.mark.parametrize(
+    ("combine", "cursor"),
+    [(together, "snapshot"), (with_cursor, "of-2"), (together_later, "snapshot")],
+)
+async def test_the_models_of_several_workers_are_made_one(
+    combine: Any, cursor: str
+) -> None:
+    """Each comes as its worker has sent it."""
+    parts = []
+    for presence in (PRESENCE, Presence(seen={8: BOB}, load=0.5)):
+        of, value = await Chat(presence).state().export_state()
+        parts.append((of, as_sent(value)))
+    state = Chat(PRESENCE).state(combine=combine)
+    hook = hook_of(state, "combine")
+    assert hook is not None
+    exported = await called(hook, parts)
+    assert exported[0] == cursor
+    assert state.validate(as_sent(exported[1]))
+    whole = Presence.model_validate_json(canonical(exported[1]))
+    assert whole == Presence(seen={7: ANN, 8: BOB}, load=1.5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from drainmw.core.drain import Lifecycle, Phase
 from drainmw.core.roster import Worker
-from drainmw.errors import AlreadyStarted, Superseded
+from drainmw.errors import AlreadyStarted, GroupError, Superseded
 from drainmw.record import LocalRecord
 from tests.rig import NONCE, OTHER_NONCE, begin_request
 
@@ -49,3 +51,15 @@ def test_nobody_else_is_there() -> None:
     record.wake()
     record.tell([])
     assert (record.others(), record.told()) == ([], [])
+    assert (record.members(), record.addresses()) == ([os.getpid()], {})
+
+
+def test_what_was_kept_is_there_until_it_is_forgotten() -> None:
+    record = LocalRecord(None, [0])
+    record.keep("1-a", b"one")
+    record.keep("1-a", b"two")
+    assert record.kept("1-a") == b"two"
+    for missing in ("1-b", "1-a"):
+        with pytest.raises(GroupError, match="what was sealed is gone"):
+            record.kept(missing)
+        record.forget()

@@ -147,6 +147,7 @@ def test_the_same_begin_is_a_retry_whatever_its_time() -> None:
         {"source": source_json(url="http://127.0.0.1:10/state")},
         {"source": source_json(url="http://localhost:9/state")},
         {"source": source_json(authorization=f"Bearer {OTHER_TOKEN}")},
+        {"origin": {"acknowledge": "http://127.0.0.1:9/"}},
     ],
 )
 def test_another_begin_is_no_retry(other: dict[str, Any]) -> None:
@@ -160,6 +161,42 @@ def test_an_address_of_this_host_needs_no_resolving() -> None:
     location = begin(source=source_json(url="http://localhost:9/x?y")).source.location
     assert location == Location.read("http://localhost:9/x?y")
     assert (location.port, location.target) == (9, "/x?y")
+
+
+def test_an_origin_says_what_it_likes_of_itself() -> None:
+    url = "http://127.0.0.1:9/"
+    bare = begin(origin={"acknowledge": url}).origin
+    assert bare is not None
+    assert (bare.acknowledge, bare.epoch, bare.process) == (url, None, None)
+    told = begin(
+        origin={"acknowledge": url, "epoch": 3.0, "process": {"pid": 7}, "more": 1}
+    ).origin
+    assert told is not None
+    assert (told.epoch, told.process) == (3, {"pid": 7})
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://127.0.0.1:9/",
+        [],
+        {},
+        {"acknowledge": None},
+        {"acknowledge": "http://127.0.0.1:9/", "epoch": -1},
+        {"acknowledge": "http://127.0.0.1:9/", "epoch": "3"},
+        {"acknowledge": "http://127.0.0.1:9/", "process": "7"},
+    ],
+)
+def test_an_origin_in_another_form_is_refused_by_name(origin: Any) -> None:
+    with pytest.raises(StateRequestInvalid, match="origin must be as the offer"):
+        begin(origin=origin)
+
+
+@pytest.mark.parametrize("url", ["http://example.com/x", "https://127.0.0.1/", "x"])
+def test_an_origin_elsewhere_is_refused(url: str) -> None:
+    """The token of the fetch is sent there."""
+    with pytest.raises(StateSourceInvalid):
+        begin(origin={"acknowledge": url})
 
 
 @pytest.mark.parametrize("url", ["http://example.com/x", "http://127.0.0.1.x/", "x"])

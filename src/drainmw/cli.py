@@ -21,11 +21,12 @@ from drainmw.contract import STATE_PROTOCOL_FORM
 
 if TYPE_CHECKING:
     from drainmw.client import ControlClient
-    from drainmw.contract import StateStatus, Status
+    from drainmw.contract import StateStatus, Status, TakenReport
 
 UNKNOWN = "0" * 40
 INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 REPORT_PAUSE = 1.0  # seconds between two looks at the blockers
+UNDO = ", or run it with --discard"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -374,7 +375,7 @@ def handoff(
             if not undone:
                 raise Refused("the new release has nothing that can be discarded")
             for taken in undone:
-                click.echo(f"{taken['protocol']} discarded; the old release has it")
+                _print_discarded(taken, as_json)
             return
         drained = _standing(source) if detach else ""
         try:
@@ -385,8 +386,9 @@ def handoff(
             click.echo(f"drainmw: the handoff {going} goes on", err=True)
             click.get_current_context().exit(INTERRUPTED)
         if detach:
-            with _gone_over():
+            with _finished_by("the state has gone over and is provisional there", UNDO):
                 moved = source.detach(drained)
+            with _finished_by("the old release is detached, and the new one not told"):
                 handing.confirm(moved)
             _print_moved(moved, giving)
 
@@ -401,20 +403,28 @@ def _print_handoff(told: StateStatus, as_json: bool) -> None:
         raise Failed(f"{told['protocol']}: {told['failure']}; {kept}")
 
 
+def _print_discarded(taken: TakenReport, as_json: bool) -> None:
+    protocol, nonce = taken["protocol"], taken["nonce"]
+    if as_json:
+        told = {"protocol": protocol, "nonce": nonce, "status": "discarded"}
+        _print_json(told)
+    else:
+        click.echo(f"{protocol} discarded; the old release has it")
+
+
 @contextmanager
-def _gone_over() -> Iterator[None]:
-    """What fails from here on finds the state at the new release."""
+def _finished_by(reached: str, otherwise: str = "") -> Iterator[None]:
+    """What fails from here on tells how far it has come, and how it goes on."""
     from drainmw.client import Denied, Unreachable
     from drainmw.errors import DrainNotFound
 
-    gone = "the state has gone over and is provisional there; run this again, or "
-    gone += "run it with --discard"
+    advice = f"{reached}; run this again{otherwise}"
     try:
         yield
     except Unreachable as exc:
-        raise OutOfReach(f"{exc}; {gone}") from None
+        raise OutOfReach(f"{exc}; {advice}") from None
     except (Denied, DrainNotFound) as exc:
-        raise Refused(f"{exc}; {gone}") from None
+        raise Refused(f"{exc}; {advice}") from None
 
 
 @main.command()
@@ -488,7 +498,12 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
 def asking(to: Target) -> Iterator[ControlClient]:
     """A client of the target; its errors become messages and exit codes."""
     from drainmw.client import ControlClient, Denied, Unreachable, found
-    from drainmw.errors import DrainNotFound, SettingsError, StateAdapterNotFound
+    from drainmw.errors import (
+        DrainDetached,
+        DrainNotFound,
+        SettingsError,
+        StateAdapterNotFound,
+    )
 
     try:
         with ControlClient(**found(to.url, to.control, to.token_file)) as client:
@@ -497,7 +512,7 @@ def asking(to: Target) -> Iterator[ControlClient]:
         raise Usage(str(exc)) from None
     except Unreachable as exc:
         raise OutOfReach(str(exc)) from None
-    except (Denied, DrainNotFound, StateAdapterNotFound) as exc:
+    except (Denied, DrainDetached, DrainNotFound, StateAdapterNotFound) as exc:
         raise Refused(str(exc)) from None
 
 

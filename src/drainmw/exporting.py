@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -52,6 +53,7 @@ from drainmw.text import failure_text
 
 EXPORT_PATIENCE = 60.0  # seconds in which an adapter exports; others wait for it
 SEAL_PATIENCE = 10.0  # seconds in which an adapter says yes or no
+TAKEN_BACK = "it was taken back meanwhile; seal again"
 ORDER = ("serving", "draining", "drained")
 """Of the phases from which an adapter may be exported."""
 
@@ -65,6 +67,8 @@ class Exports:
         self.sealed = Flag()
         self._sealed_here: int | None = None
         """The epoch whose seal the adapters of this worker know of."""
+        self._unseals = 0
+        """How often a seal was taken back here, also one that was under way."""
         self._turns: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[str, asyncio.Lock]
         ] = WeakKeyDictionary()
@@ -160,7 +164,8 @@ class Exports:
             return combine([pair(adapter, own), *parts])
 
         try:
-            return await asyncio.to_thread(combined)
+            made = await asyncio.to_thread(combined)
+            return await made if inspect.isawaitable(made) else made
         except DrainError:
             raise
         except Exception as exc:
@@ -236,11 +241,23 @@ class Exports:
         try:
             await self.seal_here(run.epoch)
             await self._tell_all(SEAL_PATH, run.epoch)
+            parts: dict[str, bytes] = {}
             for adapter in self._adapters:
                 exported = await self._gathered(adapter)
                 part = await asyncio.to_thread(part_of, adapter, exported, whole=True)
-                record.keep(_name(adapter, run), part.written())
-            record.transact(lambda newest: newest.seal(nonce))
+                parts[_name(adapter, run)] = part.written()
+
+            def fix(newest: Lifecycle) -> None:
+                """Once: a resume may have come meanwhile, or another seal."""
+                if newest.find(nonce).sealed:
+                    return
+                if self._sealed_here != run.epoch:
+                    raise StateSealRefused(TAKEN_BACK)
+                for name, written in parts.items():
+                    record.keep(name, written)
+                newest.seal(nonce)
+
+            record.transact(fix)
         except BaseException:
             now = self._lifecycle.run
             if now is None or not now.sealed:  # nobody else has done it meanwhile
@@ -259,6 +276,7 @@ class Exports:
         if self._sealed_here == epoch:
             return
         told: list[StateAdapter] = []
+        unseals = self._unseals
         for adapter in self._adapters:
             seal = hook_of(adapter, "seal")
             try:
@@ -266,31 +284,33 @@ class Exports:
                     async with asyncio.timeout(SEAL_PATIENCE):
                         await called(seal)
             except Exception as exc:
-                for earlier in reversed(told):
-                    await self._unseal(earlier)
+                await self._unseal(told)
                 why = failure_text(exc)
                 raise StateSealRefused(f"{adapter.protocol}: {why}") from exc
             told.append(adapter)
+        if self._unseals != unseals:
+            await self._unseal(told)
+            raise StateSealRefused(TAKEN_BACK)
         self._sealed_here = epoch
 
     async def unseal_here(self, epoch: int) -> None:
         """Tell the adapters of this worker that their state may change again."""
+        self._unseals += 1
         if self._sealed_here != epoch:
             return
         self._sealed_here = None
-        for adapter in self._adapters:
-            await self._unseal(adapter)
+        await self._unseal(list(self._adapters))
 
-    async def _unseal(self, adapter: StateAdapter) -> None:
-        unseal = hook_of(adapter, "unseal")
-        if unseal is None:
-            return
-        try:
-            async with asyncio.timeout(SEAL_PATIENCE):
-                await called(unseal)
-        except Exception as exc:
-            error = failure_text(exc)
-            logger().error("unseal failed", protocol=adapter.protocol, error=error)
+    async def _unseal(self, adapters: list[StateAdapter]) -> None:
+        for adapter in reversed(adapters):
+            unseal, protocol = hook_of(adapter, "unseal"), adapter.protocol
+            try:
+                if unseal is not None:
+                    async with asyncio.timeout(SEAL_PATIENCE):
+                        await called(unseal)
+            except Exception as exc:
+                error = failure_text(exc)
+                logger().error("unseal failed", protocol=protocol, error=error)
 
     async def _tell_all(self, path: str, epoch: int) -> None:
         try:

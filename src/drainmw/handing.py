@@ -18,7 +18,7 @@ from drainmw.contract import (
     StateStatus,
     TakenReport,
 )
-from drainmw.errors import StateAdapterNotFound, StateDiscarded
+from drainmw.errors import DrainDetached, StateAdapterNotFound, StateDiscarded
 from drainmw.tokens import generate
 
 
@@ -75,18 +75,23 @@ class Handing:
     ) -> Iterator[TakenReport]:
         """Have the new release undo what is provisional, then tell the old one.
 
+        Each handoff is known by the nonce of its run, or by its own.
+
         Raises:
+            DrainDetached: Ownership has moved; nothing was undone.
             DrainError: What either of them refuses.
         """
+        if self._source.handoffs()["phase"] == "detached":
+            raise DrainDetached
         for taken in self._target.handoffs()["taken"]:
-            is_meant = not protocols or taken["protocol"] in protocols
+            protocol, own = taken["protocol"], taken["nonce"]
+            is_named = nonce is None or own in (nonce, _derived(nonce, protocol))
             is_discarded = taken.get("failure") == StateDiscarded.code
-            if is_meant and nonce in (None, taken["nonce"]):
-                if taken["provisional"]:
-                    self._target.discard(taken["nonce"])
-                elif not is_discarded:
-                    continue
-                self._source.take_back(taken["protocol"], taken["nonce"])
+            if not is_named or (protocols and protocol not in protocols):
+                continue
+            if taken["provisional"] or is_discarded:
+                self._target.discard(own)
+                self._source.take_back(protocol, own)
                 yield taken
 
     def _begin(self, protocol: str, nonce: str) -> None:

@@ -67,6 +67,8 @@ class _Here:
         self.over = False
         """Nothing is left to be confirmed or discarded."""
         self.settled = Flag()
+        self.what = ""
+        """Which of both it was told."""
         self.error: str | None = None
 
 
@@ -334,8 +336,12 @@ class Imports:
             return
         self._settle_if_due(here)
         if here.imported:
-            async with asyncio.timeout(SETTLE_PATIENCE):
-                await here.settled
+            try:
+                async with asyncio.timeout(SETTLE_PATIENCE):
+                    await here.settled
+            except TimeoutError:
+                silent = f"no answer in {SETTLE_PATIENCE:g} s"
+                raise StateError(f"{here.adapter.protocol}: {silent}") from None
         if here.error is not None:
             raise StateError(f"{here.adapter.protocol}: {here.error}")
 
@@ -360,6 +366,7 @@ class Imports:
 
     async def _settle(self, here: _Here, what: Any) -> None:
         protocol, hook = here.adapter.protocol, hook_of(here.adapter, what)
+        here.what = what
         try:
             if hook is not None:
                 async with asyncio.timeout(SETTLE_PATIENCE):
@@ -436,7 +443,12 @@ class Imports:
                     f"handoff {handoff.nonce} is detached"
                 )
         for here in self._here.values():
-            if here.error is not None:
+            if here.error is not None and here.what == "confirm":
+                yield (
+                    f"{here.adapter.protocol} has moved here, and its confirm has "
+                    f"failed: {here.error}"
+                )
+            elif here.error is not None:
                 yield (
                     f"{here.adapter.protocol} was imported and is not undone: "
                     f"{here.error}; end this release and start a fresh one"

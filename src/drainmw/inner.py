@@ -33,12 +33,17 @@ class InnerServer(uvicorn.Server):
         )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve; to be called in a task of its own."""
+        """Serve, and close the sockets; to be called in a task of its own."""
         _is_inner.set(True)
-        logger = logging.getLogger("uvicorn.error")
-        if _is_worth_it not in logger.filters:
-            logger.addFilter(_is_worth_it)
-        await super().serve(sockets)
+        for name in ("uvicorn.error", "uvicorn.access"):
+            logging.getLogger(name).addFilter(_is_worth_it)  # once, however often
+        try:
+            await super().serve(sockets)
+        finally:  # also where it was cancelled: the loop may not watch a closed socket
+            for server in getattr(self, "servers", ()):
+                server.close()
+            for listener in sockets or ():
+                listener.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,5 +57,5 @@ class _Config(uvicorn.Config):
 
 
 def _is_worth_it(record: logging.LogRecord) -> bool:
-    """Not that an inner server starts and stops."""
+    """Not that an inner server starts, is asked, and stops."""
     return record.levelno >= logging.WARNING or not _is_inner.get()

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from drainmw.contract import STATE_BYTES_MAXIMUM
-from drainmw.state import ExportPhase, ImportContext, Lift, check
+from drainmw.state import ExportPhase, Hook, ImportContext, Lift, check
 
 SNAPSHOT = "snapshot"
 """The cursor of a model that was exported without one."""
@@ -45,8 +45,17 @@ class ModelState(Generic[M]):
         maximum_bytes: int = STATE_BYTES_MAXIMUM,
         older: Mapping[int, Lift] | None = None,
         phase: ExportPhase = "drained",
+        combine: Callable[[list[M]], Exported[M] | Awaitable[Exported[M]]]
+        | None = None,
+        seal: Callable[[], object] | None = None,
+        unseal: Callable[[], object] | None = None,
+        confirm: Callable[[ImportContext], object] | None = None,
+        discard: Callable[[ImportContext], object] | None = None,
     ) -> None:
         """`older` lifts the JSON of older versions; see `Lifts`.
+
+        `combine` makes one model of those of several workers, and may return a
+        cursor, too. The others are called as `drainmw.state` says. All may be async.
 
         Raises:
             StateAdapterInvalid: Something of it is not in its form.
@@ -59,7 +68,15 @@ class ModelState(Generic[M]):
         self._model = model
         self._export = export
         self._load = load
+        self._combine = combine
+        self.combine: Hook | None = combine
+        self.seal = seal
+        self.unseal = unseal
+        self.confirm = confirm
+        self.discard = discard
         check(self)
+        if combine is not None:
+            self.combine = self._combined
 
     def validate(self, value: Any) -> bool:
         """Whether the model can be made of it; pydantic's exception is a no.
@@ -75,11 +92,7 @@ class ModelState(Generic[M]):
         """What `export` returned, as JSON."""
         given = self._export()
         exported = await given if inspect.isawaitable(given) else given
-        cursor, model = (
-            exported if isinstance(exported, tuple) else (SNAPSHOT, exported)
-        )
-        value: object = model.model_dump(mode="json", by_alias=True, round_trip=True)
-        return cursor, _Exported(value) if isinstance(value, dict) else value
+        return _written(exported)
 
     def prepare_import(self, text: bytes) -> M:
         """The model made of it."""
@@ -96,3 +109,22 @@ class ModelState(Generic[M]):
     def _read(self, value: Any) -> M:
         """As JSON, so that strict models take the texts of dates and the like."""
         return self.prepare_import(to_json(value))
+
+    def _combined(
+        self, parts: list[tuple[str, Any]]
+    ) -> tuple[str, Any] | Awaitable[tuple[str, Any]]:
+        """What `combine` makes of the models of all workers, as JSON."""
+        assert self._combine is not None
+        read = self._model.model_validate_json
+        made = self._combine([read(to_json(value)) for _, value in parts])
+        return _later(made) if inspect.isawaitable(made) else _written(made)
+
+
+async def _later(made: Awaitable[Exported[M]]) -> tuple[str, Any]:
+    return _written(await made)
+
+
+def _written(made: Exported[M]) -> tuple[str, Any]:
+    cursor, model = made if isinstance(made, tuple) else (SNAPSHOT, made)
+    value: object = model.model_dump(mode="json", by_alias=True, round_trip=True)
+    return cursor, _Exported(value) if isinstance(value, dict) else value

@@ -8,7 +8,6 @@ there, too, what has become of it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import socket
 from collections.abc import Awaitable, Callable
@@ -54,7 +53,7 @@ class Offer:
             server.serve(sockets=[listener]), name="drainmw offer"
         )
         closing = asyncio.create_task(
-            self._close(server, serving, listener, within), name="drainmw offer's end"
+            self._close(server, serving, within), name="drainmw offer's end"
         )
         _open.append((self, closing))
         closing.add_done_callback(lambda _done: _open.remove((self, closing)))
@@ -71,25 +70,23 @@ class Offer:
         self,
         server: InnerServer,
         serving: asyncio.Task[None],
-        listener: socket.socket,
         within: float,
     ) -> None:
-        with contextlib.closing(listener):
-            try:
-                async with asyncio.timeout(within):
-                    await self._done.wait()
-            except TimeoutError:
-                event = "not acknowledged" if self._taken.is_set() else "not taken"
-                logger().warning(
-                    f"offer of state {event}",
-                    within=f"{within:g} s",
-                    consequence="this release keeps its state",
-                )
-            else:
-                if self._acknowledge is not None:
-                    await asyncio.sleep(REGRET)
-            server.should_exit = True
-            await asyncio.wait((serving,), timeout=GONE + within)
+        try:
+            async with asyncio.timeout(within):
+                await self._done.wait()
+        except TimeoutError:
+            event = "not acknowledged" if self._taken.is_set() else "not taken"
+            logger().warning(
+                f"offer of state {event}",
+                within=f"{within:g} s",
+                consequence="this release keeps its state",
+            )
+        else:
+            if self._acknowledge is not None:
+                await asyncio.sleep(REGRET)
+        server.should_exit = True
+        await asyncio.wait((serving,), timeout=GONE + within)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

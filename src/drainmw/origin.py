@@ -6,6 +6,7 @@ it comes with both, and where they differ nothing is proven: the release may liv
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +51,18 @@ def is_dead(process: Mapping[str, Any] | None) -> bool:
     group = process.get("group")
     if group is None:
         return True
-    return isinstance(group, str) and not any_held(Path(group).glob("w*.lock"))
+    return isinstance(group, str) and group[:1] == "/" and _is_left(Path(group))
+
+
+def _is_left(group: Path) -> bool:
+    """Whether no worker lives there; where one cannot look, some may."""
+    try:
+        names = os.listdir(group)
+    except FileNotFoundError:
+        return True  # swept, by somebody who has looked
+    except (OSError, ValueError):
+        return False
+    return not any_held(group / name for name in fnmatch.filter(names, "w*.lock"))
 
 
 def _host() -> str:

@@ -407,7 +407,7 @@ class Drain:
             if told.status == "acknowledged":
                 lifecycle.acknowledge(epoch, told.protocol, told.nonce)
             else:
-                lifecycle.take_back(told.nonce)
+                lifecycle.take_back(epoch, told.nonce)
 
         self._record.transact(note)
         event = f"handoff {told.status}"

@@ -111,12 +111,15 @@ class Siblings:
         if not pids:
             raise GroupError("no worker has come up yet")
         headers = {"content-type": "application/json"} if content else {}
-        async with asyncio.timeout(within):
-            for pid in pids:
-                with contextlib.suppress(GroupError):
-                    return await self._asked(
-                        pid, method, target, content=content, headers=headers
-                    )
+        try:
+            async with asyncio.timeout(within):
+                for pid in pids:
+                    with contextlib.suppress(GroupError):
+                        return await self._asked(
+                            pid, method, target, content=content, headers=headers
+                        )
+        except TimeoutError:
+            raise GroupError(f"no worker gave an answer in {within:.3g} s") from None
         raise StateAdapterNotFound(None, [])
 
     async def _asked(

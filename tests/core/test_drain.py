@@ -1,5 +1,6 @@
 """The phase table: what is illegal changes nothing, what is legal tells a story."""
 
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import product
@@ -13,6 +14,7 @@ from drainmw.errors import (
     DrainError,
     DrainNotFound,
     DrainResumed,
+    HandedOver,
     PhaseConflict,
     RevisionMismatch,
 )
@@ -110,7 +112,7 @@ WRITTEN = [field.name for field in fields(Run)]
 
 def state_of(lifecycle: Lifecycle) -> tuple[object, ...]:
     run = lifecycle.run
-    written = () if run is None else tuple(getattr(run, name) for name in WRITTEN)
+    written = () if run is None else tuple(str(getattr(run, name)) for name in WRITTEN)
     return lifecycle.phase, lifecycle.epoch, lifecycle.gate, written
 
 
@@ -535,3 +537,200 @@ def test_only_the_drain_that_stands_can_be_detached() -> None:
     with pytest.raises(DrainNotFound):
         lifecycle.detach(OTHER_NONCE)
     assert lifecycle.phase == "drained"
+
+
+# Seal
+
+
+def sealed() -> Lifecycle:
+    lifecycle = drained()
+    lifecycle.seal(NONCE)
+    return lifecycle
+
+
+def test_a_seal_fixes_the_state_and_moves_nothing_and_may_be_asked_for_twice() -> None:
+    lifecycle = drained()
+    assert lifecycle.find(NONCE).sealed is False
+    for _ in range(2):
+        lifecycle.seal(NONCE)
+        assert lifecycle.find(NONCE).sealed is True
+        assert (lifecycle.phase, lifecycle.epoch, lifecycle.gate) == ("drained", 1, 3)
+
+
+@pytest.mark.parametrize("phase", [draining, failed, detached])
+def test_what_may_still_change_or_has_gone_is_not_sealed(
+    phase: Callable[[], Lifecycle],
+) -> None:
+    lifecycle = phase()
+    before = state_of(lifecycle)
+    with pytest.raises(PhaseConflict, match=f"and this release is {lifecycle.phase}"):
+        lifecycle.seal(NONCE)
+    assert state_of(lifecycle) == before
+
+
+def test_only_the_drain_that_stands_can_be_sealed() -> None:
+    lifecycle = drained()
+    with pytest.raises(DrainNotFound):
+        lifecycle.seal(OTHER_NONCE)
+    assert lifecycle.find(NONCE).sealed is False
+
+
+def test_the_drain_after_a_resume_has_its_own_seal() -> None:
+    lifecycle = sealed()
+    lifecycle.resume(NONCE)
+    with pytest.raises(DrainNotFound):
+        lifecycle.seal(NONCE)
+    lifecycle.begin(begin_request(OTHER_NONCE), NOW)
+    assert lifecycle.find(OTHER_NONCE).sealed is False
+
+
+# What the next release has of it
+
+OF, TO, AGAIN = "sessions/v1", "h" * 43, "i" * 43
+Act = Callable[[], object]
+
+
+def acknowledged() -> Lifecycle:
+    lifecycle = sealed()
+    lifecycle.acknowledge(1, OF, TO)
+    return lifecycle
+
+
+def given_of(lifecycle: Lifecycle) -> list[tuple[str, str, bool]]:
+    assert lifecycle.run is not None
+    given = lifecycle.run.given.values()
+    return [(g.protocol, g.nonce, g.acknowledged) for g in given]
+
+
+def test_what_was_fetched_is_not_handed_over_yet() -> None:
+    lifecycle = sealed()
+    for _ in range(2):
+        lifecycle.give(1, OF, TO)
+        assert given_of(lifecycle) == [(OF, TO, False)]
+    lifecycle.resume(NONCE)
+    assert lifecycle.phase == "serving"
+
+
+def test_a_fetch_that_nobody_acknowledged_gives_way_to_the_next() -> None:
+    lifecycle = sealed()
+    lifecycle.give(1, OF, TO)
+    lifecycle.give(1, OF, AGAIN)
+    assert given_of(lifecycle) == [(OF, AGAIN, False)]
+    lifecycle.acknowledge(1, OF, TO)
+    assert given_of(lifecycle) == [(OF, TO, True)]
+
+
+def test_an_acknowledged_state_goes_to_no_other_handoff() -> None:
+    lifecycle = acknowledged()
+    before = state_of(lifecycle)
+    acts: list[Act] = [
+        lambda: lifecycle.give(1, OF, AGAIN),
+        lambda: lifecycle.acknowledge(1, OF, AGAIN),
+        lambda: lifecycle.check_given(OF, AGAIN),
+        lambda: lifecycle.check_given(OF, None),
+    ]
+    for act in acts:
+        with pytest.raises(HandedOver, match=f"{OF} has gone over in handoff {TO}"):
+            act()
+    assert state_of(lifecycle) == before
+
+
+def test_the_handoff_that_has_it_may_fetch_and_acknowledge_it_again() -> None:
+    lifecycle = acknowledged()
+    lifecycle.check_given(OF, TO)
+    lifecycle.give(1, OF, TO)
+    lifecycle.acknowledge(1, OF, TO)
+    assert given_of(lifecycle) == [(OF, TO, True)]
+
+
+def test_each_protocol_is_given_by_itself() -> None:
+    lifecycle = acknowledged()
+    lifecycle.check_given("rates/v1", AGAIN)
+    lifecycle.give(1, "rates/v1", AGAIN)
+    assert given_of(lifecycle) == [(OF, TO, True), ("rates/v1", AGAIN, False)]
+    Lifecycle().check_given(OF, None)
+
+
+def test_a_release_whose_state_has_gone_over_serves_again_by_force_alone() -> None:
+    lifecycle = acknowledged()
+    lifecycle.acknowledge(1, "rates/v1", AGAIN)
+    before = state_of(lifecycle)
+    with pytest.raises(HandedOver) as refused:
+        lifecycle.resume(NONCE)
+    assert refused.value.protocols == [OF, "rates/v1"]
+    assert state_of(lifecycle) == before
+    assert lifecycle.resume(NONCE, force=True) is False
+    assert (lifecycle.phase, lifecycle.epoch, lifecycle.gate) == ("serving", 2, 0)
+    assert lifecycle.resume(NONCE) is True
+
+
+def test_what_was_taken_back_needs_no_force() -> None:
+    lifecycle = acknowledged()
+    assert lifecycle.take_back(1, TO) is True
+    assert lifecycle.take_back(1, TO) is True
+    assert given_of(lifecycle) == [(OF, TO, False)]
+    lifecycle.resume(NONCE)
+    assert lifecycle.phase == "serving"
+
+
+@pytest.mark.parametrize("phase", [Lifecycle, cordoned, draining, drained, detached])
+def test_what_was_never_given_is_not_taken_back(phase: Callable[[], Lifecycle]) -> None:
+    lifecycle = phase()
+    before = state_of(lifecycle)
+    assert lifecycle.take_back(1, TO) is False
+    assert state_of(lifecycle) == before
+    other = acknowledged()
+    assert other.take_back(1, AGAIN) is False
+    assert given_of(other) == [(OF, TO, True)]
+
+
+def test_the_word_of_an_earlier_drain_counts_for_no_later_one() -> None:
+    """Who has fetched from the drain of epoch 1 knows nothing of that of epoch 3."""
+    lifecycle = acknowledged()
+    lifecycle.resume(NONCE, force=True)
+    acts: list[Act] = [
+        lambda: lifecycle.give(1, OF, TO),
+        lambda: lifecycle.acknowledge(1, OF, TO),
+        lambda: lifecycle.acknowledge(2, OF, TO),
+    ]
+    for act in acts:
+        with pytest.raises(DrainResumed):
+            act()
+    lifecycle.begin(begin_request(OTHER_NONCE), NOW)
+    conclude(lifecycle)
+    assert given_of(lifecycle) == []
+    with pytest.raises(DrainResumed):
+        lifecycle.acknowledge(1, OF, TO)
+    assert given_of(lifecycle) == []
+    lifecycle.acknowledge(3, OF, TO)
+    assert lifecycle.take_back(1, TO) is False
+    assert given_of(lifecycle) == [(OF, TO, True)]
+
+
+def test_nothing_is_taken_back_once_ownership_has_moved() -> None:
+    """R3: nor does force open anything."""
+    lifecycle = acknowledged()
+    lifecycle.detach(NONCE)
+    before = state_of(lifecycle)
+    with pytest.raises(DrainDetached):
+        lifecycle.take_back(1, TO)
+    with pytest.raises(DrainDetached):
+        lifecycle.resume(NONCE, force=True)
+    assert state_of(lifecycle) == before
+    assert (lifecycle.phase, lifecycle.gate) == ("detached", 3)
+
+
+def test_who_has_fetched_may_acknowledge_also_after_the_detach() -> None:
+    lifecycle = sealed()
+    lifecycle.give(1, OF, TO)
+    lifecycle.detach(NONCE)
+    lifecycle.acknowledge(1, OF, TO)
+    assert given_of(lifecycle) == [(OF, TO, True)]
+
+
+@pytest.mark.parametrize("phase", [sealed, acknowledged, draining, failed, detached])
+def test_what_was_written_is_what_comes_back(phase: Callable[[], Lifecycle]) -> None:
+    lifecycle = phase()
+    back = Lifecycle.restored(json.loads(json.dumps(lifecycle.snapshot())))
+    assert state_of(back) == state_of(lifecycle)
+    assert back.snapshot() == lifecycle.snapshot()

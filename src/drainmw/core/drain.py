@@ -303,15 +303,15 @@ class Lifecycle:
         self.give(epoch, protocol, nonce)
         self._of_epoch(epoch).given[protocol].acknowledged = True
 
-    def take_back(self, nonce: str) -> bool:
+    def take_back(self, epoch: int, nonce: str) -> bool:
         """The next release has discarded what that handoff gave it. Idempotent.
 
-        False where nothing stands under that nonce.
+        False where the drain of that epoch gave nothing under that nonce.
 
         Raises:
             DrainDetached: Ownership has moved.
         """
-        run = self.run
+        run = self.run if self.run and self.run.epoch == epoch else None
         taken = [g for g in run.given.values() if g.nonce == nonce] if run else []
         if taken and self.phase is Phase.DETACHED:
             raise DrainDetached
