@@ -227,7 +227,7 @@ def test_credentials_in_a_traceback_are_masked(tmp_path: Path, terminal: bool) -
 
 
 def test_no_token_and_no_query_is_in_any_output(tmp_path: Path) -> None:
-    variables = {**OFTEN, "DRAINMW_TOKEN": TOKEN}
+    variables = {**OFTEN, "DRAINMW_TOKEN": TOKEN, "DRAINMW_CLOSE_NOTICE": "60"}
     with served(tmp_path, environment=variables) as release:
         with connect(f"ws://127.0.0.1:{release.port}/live?key=query-of-ws") as wire:
             wire.ping().wait(10)
