@@ -1,6 +1,7 @@
 """Every benchmark in its quick form, or one of them with its own options.
 
-scripts/bench [overhead|instructions|idle|memory|messages|sockets|workers [OPTIONS]]
+scripts/bench [NAME [OPTIONS]]: overhead, instructions, idle, memory, messages,
+sockets, handoff, workers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ NAMES = (
     "memory",
     "messages",
     "sockets",
+    "handoff",
     "workers",
 )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, thread_time
 
@@ -22,7 +24,16 @@ class Lateness:
     had the CPU. So is what the garbage collector took.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        worked: Callable[[], float] = thread_time,
+        waited: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`worked` tells seconds of its own work: `process_time` where that is also
+        the work of other threads, for which the loop waits. `waited` tells seconds
+        in which the loop could have gone on, had it had a CPU."""
+        self._worked = worked
+        self._waited = waited
         self._ticks = array("d")
         self._late = array("d")
         self._own = array("d")
@@ -32,14 +43,16 @@ class Lateness:
 
     async def watch(self) -> None:
         """Look, for as long as the loop runs."""
-        due, worked = monotonic(), thread_time()
+        due, worked, waited = monotonic(), self._worked(), self._waited()
         while True:
             await asyncio.sleep(due - monotonic())
-            now, before, worked = monotonic(), worked, thread_time()
+            now, work, wait = monotonic(), self._worked(), self._waited()
+            most = min(work - worked, now - due - (wait - waited))
+            worked, waited = work, wait
             while due <= now:
                 self._ticks.append(due)
                 self._late.append((now - due) * 1000)
-                self._own.append(min(now - due, worked - before) * 1000)
+                self._own.append(max(0.0, min(now - due, most)) * 1000)
                 due += TICK
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,6 +74,12 @@ class Lateness:
             self._collects = now
         elif info["generation"] == 2:  # the others are short
             self._collections.append((now, (now - self._collects) * 1000))
+
+
+def without_cpu() -> Callable[[], float]:
+    """Tells the seconds in which this thread was ready to run, and did not. Linux."""
+    file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+    return lambda: int(os.pread(file, 100, 0).split()[1]) / 1e9
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,8 @@ class Operator:
         await self._type("begin", "--wait", "--control", old)
 
     async def hand_over(self, old: Path, new: Path) -> None:
-        """Each state, and with the last one the old release's work for good."""
-        targets = ("--from", old, "--to", new)
-        await self._type("handoff", *targets, "--protocol", "chat.presence")
-        await self._type("handoff", *targets, "--protocol", "chat.budgets", "--detach")
+        """All of its state, and then its work for good."""
+        await self._type("handoff", "--from", old, "--to", new, "--detach")
 
     async def _type(self, *arguments: str | Path) -> None:
         shown = (a.name if isinstance(a, Path) else a for a in arguments)

@@ -12,6 +12,7 @@ from statistics import median
 
 import pytest
 
+from tests.gate import Gate
 from tests.workers.conftest import needs, runtime
 from tests.workers.crowd import CREWS, Crew, Crowd, crowd
 
@@ -72,12 +73,13 @@ def test_workers_that_are_killed_in_any_moment_of_a_drain(
     seen = []
     for number in range(KILLS):
         release.until_whole()
-        pid, _ = release.holding(20)
-        nonce = server.begin(timeout=30)
-        time.sleep(number / KILLS * 0.05)
-        os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
-        drained = server.until(lambda n=nonce: _drained_somewhere(release, n))  # type: ignore[misc]
+        with Gate() as gate:
+            pid, _ = release.holding(gate)
+            nonce = server.begin(timeout=30)
+            time.sleep(number / KILLS * 0.05)
+            os.kill(pid, signal.SIGKILL)
+            killed = time.monotonic()
+            drained = server.until(lambda n=nonce: _drained_somewhere(release, n))  # type: ignore[misc]
         seen.append((drained - killed) * 1000)
         release.until_whole()
         assert release.refusals(60) == 60

@@ -19,6 +19,10 @@ from tests.rig import NONCE, begin_request
 
 Act = Callable[..., Any]
 
+# All come from one process that has imported what each of them needs.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
+
 
 class Peer:
     """The test's end of it."""
@@ -50,9 +54,8 @@ def peer(directory: Path, boss: Supervisor, **options: Any) -> Iterator[Peer]:
     Raises:
         GroupError, SettingsError: As joining raised it there.
     """
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_live, args=(theirs, directory, boss, options))
+    ours, theirs = _context.Pipe()
+    process = _context.Process(target=_live, args=(theirs, directory, boss, options))
     process.start()
     theirs.close()
     try:

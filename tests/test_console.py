@@ -154,6 +154,25 @@ def test_a_line_that_is_left_ends_once(now: list[float]) -> None:
     assert out.getvalue().count("\n") == 1
 
 
+class Interrupted(Terminal):
+    """A terminal at which Ctrl-C is pressed as soon as a line is on it."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text != "\n":
+            raise KeyboardInterrupt
+        return written
+
+
+def test_a_line_that_is_interrupted_as_it_is_drawn_ends_too(now: list[float]) -> None:
+    out = Interrupted()
+    progress = Progress(out)
+    with pytest.raises(KeyboardInterrupt):
+        progress.show(status())
+    progress.stop()
+    assert out.getvalue().endswith("schedules 0\n")
+
+
 HOSTILE = "\x1b]0;x\x07\nfake"
 TAMED = r"\x1b]0;x\x07\nfake"
 

@@ -1,6 +1,7 @@
 """One drain from begin to its end, and what may go wrong on the way."""
 
 import asyncio
+import gc
 import json
 import shutil
 import tempfile
@@ -15,7 +16,15 @@ import pytest
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from drainmw import Counts, Drain, IntakeRefused, SourceUnavailable
+from drainmw import (
+    Counts,
+    Drain,
+    IntakeRefused,
+    KeyedQueue,
+    QueueState,
+    ResultElsewhere,
+    SourceUnavailable,
+)
 from drainmw.contract import BEGIN_PATH, DETACH_PATH
 from drainmw.errors import AlreadyStarted, GroupError, Misuse
 from drainmw.group import Group
@@ -1055,6 +1064,7 @@ async def test_a_logger_that_fails_stops_no_drain() -> None:
         structlog.reset_defaults()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_resume_releases_also_where_the_loop_was_closed_in_the_middle() -> None:
     """R1: the tasks of the drain died with their loop, its holds did not."""
     source = ManualSource(blocked=["settled"])
@@ -1069,6 +1079,8 @@ def test_a_resume_releases_also_where_the_loop_was_closed_in_the_middle() -> Non
     assert asyncio.run(release.drain.resume(NONCE)) == 2
     assert not source.is_held
     assert release.drain.not_ready() is None
+    del source, release, task
+    gc.collect()  # what cannot be cancelled any more may say so, here and not later
 
 
 async def test_a_release_that_finds_nobody_is_tried_again() -> None:
@@ -1220,3 +1232,41 @@ async def test_a_source_added_on_a_waiting_worker_is_held() -> None:
     await calm()
     assert late.is_held
     assert await release.state() == "drained"
+
+
+@pytest.mark.parametrize("said", [True, False, None, "true", 1])
+async def test_who_begins_says_whether_a_handoff_follows(said: Any) -> None:
+    """Only `true` does; whatever else stands there is not of the contract."""
+    drain = new_drain()
+    assert not drain.hands_over
+    members = {} if said is None else {"handoff": said}
+    await drain.begin(begin_request(**members))
+    assert drain.hands_over is (said is True)
+    await drain.resume(NONCE)
+    assert not drain.hands_over
+
+
+async def test_a_queue_leaves_to_the_next_release_what_a_begin_says() -> None:
+    drain = new_drain()
+    queue = KeyedQueue("mail", handoff=lambda: drain.hands_over)
+    drain.add_source(queue)
+    drain.add_state(QueueState(queue))
+    go, ran = asyncio.Event(), []
+
+    @queue.handler("send")
+    async def send(number: int) -> None:
+        await go.wait()
+        ran.append(number)
+
+    first, second = (queue.run("ann", send, number) for number in range(2))
+    await asyncio.sleep(0)
+    await drain.begin(begin_request(handoff=True))
+    with pytest.raises(ResultElsewhere):
+        await second
+    go.set()
+    await first
+    await drain.ended
+    assert (drain.phase, ran) == ("drained", [0])
+    await drain.resume(NONCE)
+    await queue.when_idle()
+    assert ran == [0, 1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -208,7 +210,7 @@ async def test_what_an_adapter_exports_is_what_the_next_one_receives() -> None:
     out = export(old, terms(old), await old.export_state())
     value, envelope = receive(new, request(), out.body)
     assert value == {"names": {"ann": 1}}
-    assert envelope == Envelope(terms(new), "c-1", value, out.digest)
+    assert envelope == Envelope(terms(new), "c-1", out.digest)
 
 
 @pytest.mark.parametrize("exported", [None, "c-1", ["c-1", {}], ("c-1",), (1, 2, 3)])
@@ -266,7 +268,7 @@ def test_an_older_version_is_lifted_step_by_step(
     store = LiftingStore()
     received, envelope = receive(store, request(version), sent(value, version))
     assert received == {"names": lifted}
-    assert (envelope.terms.schema_version, envelope.value) == (version, value)
+    assert envelope.terms.schema_version == version
 
 
 def test_a_value_that_cannot_be_lifted_is_no_valid_envelope() -> None:
@@ -283,6 +285,52 @@ def test_a_value_is_checked_after_it_was_lifted_and_only_if_it_is_genuine() -> N
     with pytest.raises(StateDigestMismatch):
         receive(store, request(2), sent(["ann"], 2).replace(b"ann", b"bob"))
     assert len(asked) == 1
+
+
+class PreparingStore(LiftingStore):
+    """It imports the names alone."""
+
+    def validate(self, value: Any) -> bool:
+        raise AssertionError("an import is prepared in its place")
+
+    def prepare_import(self, text: bytes) -> Any:
+        return sorted(json.loads(text)["names"])
+
+
+def test_what_is_imported_is_what_was_prepared_of_the_lifted_value() -> None:
+    prepared, envelope = receive(PreparingStore(), request(2), sent(["b", "é"], 2))
+    assert prepared == ["b", "é"]
+    assert envelope.cursor == "c-1"
+
+
+class Names(dict[str, Any]):
+    """A dict that can be watched."""
+
+
+def test_a_value_is_gone_while_an_import_is_prepared_of_it() -> None:
+    """What is made of it may be as large again."""
+    made: list[ref[Names]] = []
+
+    def lift(value: Any) -> Names:
+        names = Names(names=value)
+        made.append(ref(names))
+        return names
+
+    class Patient(PreparingStore):
+        older: Mapping[int, Lift] = {2: lift}
+
+        def prepare_import(self, text: bytes) -> Any:
+            return made[0]()
+
+    prepared, _ = receive(Patient(), request(2), sent(["ann"], 2))
+    assert prepared is None
+
+
+@pytest.mark.parametrize("value", [{"name": "secret"}, "secret", ["secret", "\ud800"]])
+def test_what_cannot_be_prepared_is_no_valid_envelope(value: Any) -> None:
+    with pytest.raises(StateEnvelopeInvalid, match="sessions/v1 refuses") as refused:
+        receive(PreparingStore(), request(3), sent(value))
+    assert "secret" not in str(refused.value)
 
 
 def test_an_envelope_of_another_version_than_begun_is_refused() -> None:

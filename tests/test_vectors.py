@@ -137,7 +137,7 @@ class CoreStory:
 
 def status_of(run: Run, phase: Phase, counts: dict[str, int]) -> dict[str, Any]:
     answer = {
-        **run.request.model_dump(by_alias=True),
+        **run.request.model_dump(by_alias=True, exclude={"handoff"}),
         "status": str(phase),
         "inFlight": counts,
     }

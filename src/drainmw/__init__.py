@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ConnectionClosed,
         DrainError,
         IntakeRefused,
+        ResultElsewhere,
         SettingsError,
         SourceUnavailable,
     )
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from drainmw.modelstate import ModelState
     from drainmw.release import Drain
     from drainmw.sources.base import Counts, WorkSource
+    from drainmw.sources.executors import ExecutorSource
+    from drainmw.sources.queue import KeyedQueue
+    from drainmw.sources.queuestate import QueueState
     from drainmw.state import ImportContext, StateAdapter
 
 __version__ = "0.1.0"
@@ -34,11 +38,15 @@ __all__ = [
     "Drain",
     "DrainError",
     "DrainMiddleware",
+    "ExecutorSource",
     "ImportContext",
     "IntakeRefused",
+    "KeyedQueue",
     "ModelState",
     "Phase",
     "Policy",
+    "QueueState",
+    "ResultElsewhere",
     "SettingsError",
     "SourceUnavailable",
     "StateAdapter",
@@ -52,11 +60,15 @@ _HOME = {
     "Drain": "drainmw.release",
     "DrainError": "drainmw.errors",
     "DrainMiddleware": "drainmw.middleware",
+    "ExecutorSource": "drainmw.sources.executors",
     "ImportContext": "drainmw.state",
     "IntakeRefused": "drainmw.errors",
+    "KeyedQueue": "drainmw.sources.queue",
     "ModelState": "drainmw.modelstate",
     "Phase": "drainmw.core.drain",
     "Policy": "drainmw.core.policy",
+    "QueueState": "drainmw.sources.queuestate",
+    "ResultElsewhere": "drainmw.errors",
     "SettingsError": "drainmw.errors",
     "SourceUnavailable": "drainmw.errors",
     "StateAdapter": "drainmw.state",

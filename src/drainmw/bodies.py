@@ -68,6 +68,11 @@ def _whole_number(value: object) -> object:
     return value
 
 
+def _only_true(value: object) -> bool:
+    """A member that is ours: where it is anything else it is ignored."""
+    return value is True
+
+
 # The engine behind these patterns knows no `$` before a trailing newline.
 Nonce = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{43}$")]
 Revision = Annotated[str, Field(strict=True, pattern=f"^{REVISION_FORM}$")]
@@ -106,6 +111,8 @@ class BeginRequest(_Wire):
     source_revision: Revision = Field(alias="sourceRevision")
     target_revision: Revision = Field(alias="targetRevision")
     timeout_ms: TimeoutMs = Field(alias="timeoutMs")
+    handoff: Annotated[bool, BeforeValidator(_only_true)] = False
+    """Ours: what has not started may wait for the next release, which fetches it."""
 
     @classmethod
     def parse(cls, value: object) -> BeginRequest:

@@ -169,12 +169,16 @@ def _nonce_option(command: F) -> F:
     callback=_finite,
     help="Seconds until the drain fails.",
 )
+@click.option(
+    "--handoff", is_flag=True, help="Leave what has not started to the next release."
+)
 @click.option("--wait", is_flag=True, help="Watch it until it has ended.")
 def begin(
     nonce: str | None,
     source: str | None,
     target: str | None,
     timeout: float,
+    handoff: bool,
     wait: bool,
     **where: Any,
 ) -> None:
@@ -187,7 +191,8 @@ def begin(
         source = source or client.report()["revision"] or UNKNOWN
         target = target or UNKNOWN
         with _resumed_is_failed(wait):
-            answer = client.begin(nonce, source, target, round(timeout * 1000))
+            time = round(timeout * 1000)
+            answer = client.begin(nonce, source, target, time, handoff=handoff)
         if to.as_json:
             _print_json({**answer, "nonce": nonce, "sourceRevision": source})
         else:

@@ -140,19 +140,31 @@ class ControlClient:
         """Close the connections. Idempotent."""
         self._http.close()
 
-    def begin(self, nonce: str, source: str, target: str, timeout_ms: int) -> Accepted:
+    def begin(
+        self,
+        nonce: str,
+        source: str,
+        target: str,
+        timeout_ms: int,
+        *,
+        handoff: bool = False,
+    ) -> Accepted:
         """Begin a drain, or join it. Safe to retry.
+
+        With `handoff` work that has not started may wait for the next release.
 
         Raises:
             Unreachable, Denied: As every call here does.
         """
-        body = {
+        body: dict[str, Any] = {
             "protocol": PROTOCOL,
             "nonce": nonce,
             "sourceRevision": source,
             "targetRevision": target,
             "timeoutMs": timeout_ms,
         }
+        if handoff:
+            body["handoff"] = True
         return cast(Accepted, self._ask("POST", BEGIN_PATH, {"accepted"}, json=body))
 
     def status(self, nonce: str) -> Status:
@@ -189,7 +201,7 @@ class ControlClient:
 
         `force` resumes also where the next release has acknowledged the state.
         """
-        body = {"nonce": nonce} | ({"force": True} if force else {})
+        body = {"nonce": nonce, "force": True} if force else {"nonce": nonce}
         return cast(Moved, self._ask("POST", RESUME_PATH, {"phase"}, json=body))
 
     def seal(self, nonce: str) -> Moved:

@@ -45,8 +45,8 @@ class Progress:
         """Show one status: on a terminal always, elsewhere if it has changed."""
         if self._terminal:
             width = min(_WIDTH, shutil.get_terminal_size().columns - 1)
+            self._open = True  # first, for a Ctrl-C may come in the middle
             self._out.write(_ERASE_LINE + self._line(status)[:width])
-            self._open = True
             if status["status"] == "draining":
                 self._out.flush()
             else:
@@ -61,9 +61,9 @@ class Progress:
     def stop(self) -> None:
         """Leave the line as it is and go on below it. Idempotent."""
         if self._open:
-            self._open = False
             self._out.write("\n")
             self._out.flush()
+            self._open = False
 
     def _line(self, status: Status) -> str:
         parts = [status["status"], _counters(status["inFlight"])]

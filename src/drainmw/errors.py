@@ -3,6 +3,10 @@
 DrainError
 ├── Refused              the request is right, this release will not have it now
 │   ├── IntakeRefused        new work after intake has closed
+│   │   └── IntakePaused         new work while the app itself has paused intake
+│   ├── WorkStopped          work of a key that is stopped
+│   ├── SlotOccupied         work of a schedule whose last piece is not over
+│   ├── ResultElsewhere      the work goes on, or has run, in another release
 │   ├── ConnectionClosed     a message on a connection that we have closed
 │   ├── AlreadyStarted       another drain runs, or stands
 │   ├── RevisionMismatch     the drain is meant for another release
@@ -27,6 +31,7 @@ DrainError
 │   ├── SettingsError        a setting that is not usable
 │   ├── InstalledTwice       two middlewares in one chain
 │   ├── GroupError           the workers of a release cannot act as one
+│   ├── HandlerUnknown       keyed work of a handler that is not registered
 │   └── StateAdapterInvalid  a state adapter that cannot be registered
 ├── RequestInvalid       the peer sent something that is not in the contract
 │   ├── StateRequestInvalid  a begin of a handoff is not in its form
@@ -35,6 +40,7 @@ DrainError
 │   └── StateRevisionInvalid a revision is not 40 lower-case hex digits
 ├── SourceError          an adapter's system failed
 │   ├── SourceUnavailable    no answer: the count is unknown, never zero
+│   │   └── NotConverging        work in flight goes on starting more
 │   ├── CountersInvalid      a counter is not a whole number of at least 0
 │   └── CountersUnknown      somebody was asked and has not answered
 └── StateError           state cannot go over
@@ -54,6 +60,8 @@ DrainError
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class DrainError(Exception):
@@ -81,6 +89,67 @@ class IntakeRefused(Refused):
 
     def __str__(self) -> str:
         return f"{self.what} is refused: this release is draining"
+
+
+class IntakePaused(IntakeRefused):
+    """Raised when new work is offered to a queue whose intake the app has paused."""
+
+    code = "RUNTIME_WORK_INTAKE_PAUSED"
+
+    def __str__(self) -> str:
+        return f"{self.what} is refused: intake is paused"
+
+
+class WorkStopped(Refused):
+    """Raised for work of a key that was stopped: what waited, and what is offered.
+
+    Nothing of the work has run.
+    """
+
+    code = "RUNTIME_WORK_STOPPED"
+
+    def __init__(self, id: str, key: str) -> None:
+        super().__init__(id, key)
+        self.id = id
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"{self.id} is not run: its key {self.key} is stopped until a resume"
+
+
+class SlotOccupied(Refused):
+    """Raised when a schedule's last piece of work runs, waits or is parked."""
+
+    code = "RUNTIME_WORK_SLOT_OCCUPIED"
+
+    def __init__(self, schedule: str) -> None:
+        super().__init__(schedule)
+        self.schedule = schedule
+
+    def __str__(self) -> str:
+        return f"the last piece of the schedule {self.schedule} is not over"
+
+
+class ResultElsewhere(Refused):
+    """Raised to who waits for work whose result is not to be had in this release.
+
+    The work is not lost, and is not to be offered again.
+    """
+
+    code = "RUNTIME_WORK_ELSEWHERE"
+
+    def __init__(self, id: str, where: Literal["next", "previous"]) -> None:
+        super().__init__(id, where)
+        self.id = id
+        self.where = where
+
+    def __str__(self) -> str:
+        if self.where == "next":
+            return (
+                f"{self.id} has been withdrawn: it goes on in the next release, "
+                "or here after a resume"
+            )
+        return f"{self.id} has run in the previous release, or is taken back by it"
 
 
 class ConnectionClosed(Refused, OSError):
@@ -381,6 +450,21 @@ class GroupError(Misuse):
     code = "RUNTIME_GROUP_UNAVAILABLE"
 
 
+class HandlerUnknown(Misuse):
+    """Raised for keyed work whose handler this release has not registered."""
+
+    code = "RUNTIME_WORK_HANDLER_UNKNOWN"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        known = ", ".join(self.known) or "none"
+        return f"no handler is registered as {self.name}; there are: {known}"
+
+
 class StateAdapterInvalid(Misuse):
     """Raised when a state adapter is registered that is not in the right form."""
 
@@ -453,6 +537,23 @@ class SourceUnavailable(SourceError):
     """
 
     code = "RUNTIME_DRAIN_SOURCE_UNAVAILABLE"
+
+
+class NotConverging(SourceUnavailable):
+    """Raised by a source whose work goes on starting more though intake is closed.
+
+    It may yet end: a drain waits on, until its deadline, and then names it.
+    """
+
+    code = "RUNTIME_DRAIN_NOT_CONVERGING"
+
+    def __init__(self, who: str, what: str) -> None:
+        super().__init__(who, what)
+        self.who = who
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"work of {self.who} goes on starting more: {self.what}"
 
 
 class CountersInvalid(SourceError):

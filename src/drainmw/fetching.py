@@ -8,6 +8,11 @@ decompressed, and no more is read than the adapter takes.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+
 import httpx
 
 from drainmw.bodies import StateSource
@@ -16,7 +21,21 @@ from drainmw.errors import StateEnvelopeInvalid, StateSourceUnreachable
 from drainmw.location import Location
 from drainmw.text import failure_text
 
+LAZY = "anyio._backends._asyncio"
+"""What a first request imports, besides what a first client does."""
 HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
+
+
+@cache
+def prepare() -> None:
+    """Import what a fetch needs, which takes some 40 ms, the first time.
+
+    For whoever will fetch, while no event loop waits. Where nobody has called it,
+    `fetch` does, in a thread.
+    """
+    _client()
+    with suppress(ImportError):  # it is only sooner
+        import_module(LAZY)
 
 
 async def fetch(source: StateSource, maximum: int) -> bytearray:
@@ -27,6 +46,7 @@ async def fetch(source: StateSource, maximum: int) -> bytearray:
     Raises:
         StateFetchError: There is no answer, or none that may be read.
     """
+    await asyncio.to_thread(prepare)
     location = source.location
     *before, last = location.addresses
     for address in before:

@@ -115,6 +115,21 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+def loop_for(what: str) -> asyncio.AbstractEventLoop:
+    """The event loop in which this runs, for what needs one.
+
+    Raises:
+        Misuse: There is none in this thread.
+    """
+    loop = running_loop()
+    if loop is None:
+        raise Misuse(
+            f"{what} needs a running event loop: call it in an async function, "
+            "or from another thread by loop.call_soon_threadsafe"
+        )
+    return loop
+
+
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

@@ -19,6 +19,10 @@ M = TypeVar("M", bound=BaseModel)
 Exported: TypeAlias = "M | tuple[str, M]"
 
 
+class _Exported(dict[str, Any]):
+    """A model as JSON."""
+
+
 class ModelState(Generic[M]):
     """The state adapter of a pydantic model.
 
@@ -75,28 +79,36 @@ class ModelState(Generic[M]):
             self.combine = self._combined
 
     def validate(self, value: Any) -> bool:
-        """Whether the model can be made of it; pydantic's exception is a no."""
-        self._read(value)
+        """Whether the model can be made of it; pydantic's exception is a no.
+
+        What a model was exported as is not read: that takes as long and as much
+        memory as an import, and the release that imports it reads it anyway.
+        """
+        if not isinstance(value, _Exported):
+            self._read(value)
         return True
 
     async def export_state(self) -> tuple[str, Any]:
         """What `export` returned, as JSON."""
         given = self._export()
         exported = await given if inspect.isawaitable(given) else given
-        cursor, model = (
-            exported if isinstance(exported, tuple) else (SNAPSHOT, exported)
-        )
-        return cursor, model.model_dump(mode="json", by_alias=True, round_trip=True)
+        return _written(exported)
+
+    def prepare_import(self, text: bytes) -> M:
+        """The model made of it."""
+        return self._model.model_validate_json(text)
 
     async def import_state(self, value: Any, context: ImportContext) -> None:
-        """Give `load` the model made of it."""
-        done = self._load(self._read(value), context)
+        """Give `load` the model, or the one made of a value."""
+        is_made = isinstance(value, self._model)
+        model = value if is_made else self._read(value)
+        done = self._load(model, context)
         if inspect.isawaitable(done):
             await done
 
     def _read(self, value: Any) -> M:
         """As JSON, so that strict models take the texts of dates and the like."""
-        return self._model.model_validate_json(to_json(value))
+        return self.prepare_import(to_json(value))
 
     def _combined(
         self, parts: list[tuple[str, Any]]
@@ -114,4 +126,5 @@ async def _later(made: Awaitable[Exported[M]]) -> tuple[str, Any]:
 
 def _written(made: Exported[M]) -> tuple[str, Any]:
     cursor, model = made if isinstance(made, tuple) else (SNAPSHOT, made)
-    return cursor, model.model_dump(mode="json", by_alias=True, round_trip=True)
+    value: object = model.model_dump(mode="json", by_alias=True, round_trip=True)
+    return cursor, _Exported(value) if isinstance(value, dict) else value

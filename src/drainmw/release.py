@@ -47,6 +47,7 @@ from drainmw.errors import (
 )
 from drainmw.exchange import Exchange, ticket_factory
 from drainmw.exporting import Exports
+from drainmw.fetching import prepare
 from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
 from drainmw.importing import Imports
@@ -57,7 +58,7 @@ from drainmw.reporting import blockers, in_words
 from drainmw.rollcall import RollCall
 from drainmw.siblings import Siblings
 from drainmw.sockets import Socket
-from drainmw.sources.base import WorkSource
+from drainmw.sources.base import Fed, WorkSource
 from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.state import Adapters, StateAdapter
@@ -124,7 +125,7 @@ class Drain:
         self.new_exchange.call_at_start(self._response_started)
         self.ledger = ledger or Ledger(gate, new_ticket=self.new_exchange)
         self.ledger.wake = self._wake
-        self.tasks = TaskRegistry(clock=clock, is_fed=lambda: not self.ledger.is_idle)
+        self.tasks = TaskRegistry(clock=clock, is_fed=self._is_fed)
         self._observes = observes
         self._joined = not several and observes is None
         self._next_try = 0.0
@@ -161,6 +162,15 @@ class Drain:
         return self._record.read()[1].epoch
 
     @property
+    def hands_over(self) -> bool:
+        """Whether who began the drain that stands has said that a handoff follows.
+
+        Then a source may leave what has not started to the next release.
+        """
+        run = self._record.read()[1].run
+        return run is not None and run.request.handoff
+
+    @property
     def sealed(self) -> Flag:
         """Set while the state that goes over is fixed; await it, or read it."""
         return self.exports.sealed
@@ -194,6 +204,8 @@ class Drain:
             Misuse: It is no source, or its name is taken.
         """
         self._holds.add(source)
+        if isinstance(source, Fed):
+            source.fed_by(self._is_fed)
         with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
             asyncio.get_running_loop()
             self.join()
@@ -210,6 +222,7 @@ class Drain:
             StateAdapterInvalid: It is not in its form, or its protocol is taken.
         """
         self.states.add(adapter)
+        prepare()
         with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
             asyncio.get_running_loop()
             self._open_to_siblings()
@@ -790,6 +803,10 @@ class Drain:
             self._record.wake()
             self._tell(str(after), epoch=epoch)
         return epoch
+
+    def _is_fed(self) -> bool:
+        """Whether work in flight may offer this to a push source."""
+        return not self.ledger.is_idle or self._holds.are_feeding()
 
     def _wake(self) -> None:
         if self.ledger.is_idle:

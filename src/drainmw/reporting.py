@@ -70,7 +70,7 @@ def _redacted(path: str, redact: Redactor | None) -> str:
 
 def _job(piece: Running, now: float) -> Blocker:
     return {
-        "kind": "jobs",
+        "kind": piece.kind,
         "method": None,
         "path": printable(piece.id)[:128],
         "ageMs": milliseconds(now - piece.started),

@@ -9,6 +9,9 @@ What else it may have, each of them async or not:
 `combine(parts)`
     makes one state of those of several workers: a list of cursors and values, as
     each exported them, to a cursor and a value. Called outside the event loop.
+`prepare_import(text)`
+    makes of the JSON of a verified value what `import_state` is given in its place.
+    Asked instead of `validate`, outside the event loop; an exception is a no.
 `seal()`, `unseal()`
     are called in every worker of the old release: what goes over is being fixed,
     and nothing may change it from here on; it may, again. An exception of `seal`
@@ -25,9 +28,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from pydantic_core import to_json
 
 from drainmw.bodies import StateBeginRequest
 from drainmw.contract import (
@@ -36,7 +42,7 @@ from drainmw.contract import (
     STATE_BYTES_MAXIMUM,
     STATE_PROTOCOL_FORM,
 )
-from drainmw.core.canonical import canonical
+from drainmw.core.canonical import buffer, write
 from drainmw.core.envelope import (
     Asked,
     Envelope,
@@ -146,7 +152,7 @@ class StateAdapter(Protocol):
 
 
 Hook = Callable[..., Any]
-HookName = Literal["combine", "seal", "unseal", "confirm", "discard"]
+HookName = Literal["combine", "prepare_import", "seal", "unseal", "confirm", "discard"]
 HOOKS: tuple[HookName, ...] = get_args(HookName)
 
 
@@ -320,26 +326,28 @@ def export(adapter: StateAdapter, terms: Terms, exported: object) -> Export:
     return built
 
 
-@dataclass(frozen=True, slots=True)
 class Part:
     """What one worker exports, or all of them once it is sealed."""
 
-    cursor: str
-    text: bytes
-    """The value, in canonical JSON."""
-    large: int = 0
-    """How many of its integers are beyond 53 bits."""
+    def __init__(self, written: bytes) -> None:
+        """Read what `part_of` has written."""
+        end = written.rindex(b"\n")  # canonical JSON has none
+        told = json.loads(written[end:])
+        self._written = written
+        self.cursor: str = told["cursor"]
+        self.text = memoryview(written)[:end]
+        """The value, in canonical JSON."""
+        self.large: int = told["large"]
+        """How many of its integers are beyond 53 bits."""
 
     def written(self) -> bytes:
         """As it is kept, and sent from worker to worker."""
-        head = {"cursor": self.cursor, "large": self.large}
-        return json.dumps(head).encode() + b"\n" + self.text
+        return self._written
 
     @classmethod
     def read(cls, written: bytes) -> Part:
         """What was written."""
-        head, _, text = written.partition(b"\n")
-        return cls(**json.loads(head), text=text)
+        return cls(written)
 
 
 def part_of(adapter: StateAdapter, exported: object, *, whole: bool = False) -> Part:
@@ -352,9 +360,13 @@ def part_of(adapter: StateAdapter, exported: object, *, whole: bool = False) -> 
     if whole:
         _check_value(adapter, value, StateExportInvalid)
     large: list[int] = []
-    text = canonical(value, maximum=adapter.maximum_bytes, large=large.append)
+    text = buffer(adapter.maximum_bytes)
+    write(value, text.write, maximum=adapter.maximum_bytes, large=large.append)
     _check_exact(adapter, len(large))
-    return Part(check_cursor(cursor), text, len(large))
+    told = {"cursor": check_cursor(cursor), "large": len(large)}
+    text.write(b"\n" + json.dumps(told).encode())
+    text.truncate()
+    return Part(text.getvalue())
 
 
 def wrapped(adapter: StateAdapter, terms: Terms, part: Part) -> Export:
@@ -381,28 +393,40 @@ def pair(adapter: StateAdapter, exported: object) -> tuple[object, object]:
 def receive(
     adapter: StateAdapter, asked: Asked, body: bytes | bytearray
 ) -> tuple[Any, Envelope]:
-    """The value to import, in the adapter's own version, and its envelope.
+    """What to import, in the adapter's own version, and the envelope it came in.
 
     Raises:
         StateEnvelopeInvalid: It is not in its form, not the one asked for, or
             its value is none of the adapter's.
         StateDigestMismatch: The digest is not that of its contents.
     """
-    envelope = verify(body, Terms.of(asked))
-    value = _lifted(adapter, envelope)
-    _check_value(adapter, value, StateEnvelopeInvalid)
-    return value, envelope
+    value, envelope = verify(body, Terms.of(asked))
+    value = _lifted(adapter, envelope.terms.schema_version, value)
+    prepare = hook_of(adapter, "prepare_import")
+    if prepare is None:
+        _check_value(adapter, value, StateEnvelopeInvalid)
+        return value, envelope
+    with _refusing(adapter, StateEnvelopeInvalid):
+        text = to_json(value)
+        del value  # it is several times as large
+        return prepare(text), envelope
 
 
 def _check_value(adapter: StateAdapter, value: Any, invalid: type[StateError]) -> None:
+    with _refusing(adapter, invalid):
+        is_valid = adapter.validate(value)
+    if not is_valid:
+        raise invalid(f"{adapter.protocol} refuses the value")
+
+
+@contextmanager
+def _refusing(adapter: StateAdapter, invalid: type[StateError]) -> Iterator[None]:
     """Ask the adapter. What the value holds stands in no message."""
     try:
-        is_valid = adapter.validate(value)
+        yield
     except Exception as exc:
         why = type(exc).__name__
         raise invalid(f"{adapter.protocol} refuses the value: {why}") from exc
-    if not is_valid:
-        raise invalid(f"{adapter.protocol} refuses the value")
 
 
 def _check_exact(adapter: StateAdapter, large: int) -> None:
@@ -413,9 +437,9 @@ def _check_exact(adapter: StateAdapter, large: int) -> None:
         )
 
 
-def _lifted(adapter: StateAdapter, envelope: Envelope) -> Any:
-    value, older = envelope.value, _older(adapter)
-    for version in range(envelope.terms.schema_version, adapter.schema_version):
+def _lifted(adapter: StateAdapter, own: int, value: Any) -> Any:
+    older = _older(adapter)
+    for version in range(own, adapter.schema_version):
         try:
             value = older[version](value)
         except Exception as exc:

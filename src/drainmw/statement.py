@@ -17,7 +17,7 @@ from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.roster import KINDS, Roll, Worker
 from drainmw.errors import CountersInvalid, CountersUnknown
 from drainmw.reporting import BLOCKERS_MAXIMUM, milliseconds
-from drainmw.sources.holds import Seen, running_of
+from drainmw.sources.holds import Seen, number_of, running_of
 from drainmw.text import failure_text, printable
 
 
@@ -138,8 +138,8 @@ def _source(seen: Seen) -> SourceReport:
         "held": entry.held,
         "jobs": seen.counts.jobs if seen.counts else None,
         "schedules": seen.counts.schedules if seen.counts else None,
-        "overdue": getattr(source, "overdue", None),
-        "handedBack": getattr(source, "handed_back", None),
+        "overdue": number_of(source, "overdue"),
+        "handedBack": number_of(source, "handed_back"),
         "error": error,
         "running": [printable(piece.id)[:128] for piece in running_of(source)],
     }

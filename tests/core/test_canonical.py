@@ -1,19 +1,20 @@
 """One value has one text, however it was spelled; what is no value is refused."""
 
 import datetime
+import hashlib
 import json
 import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from enum import IntEnum, StrEnum
-from hashlib import sha256
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from drainmw.core.canonical import EXACT, canonical, digest, loads
+from drainmw.core.canonical import EXACT, Digest, canonical, loads, write
 from drainmw.errors import StateExportTooLarge, StateValueInvalid
 
 # Any spelling
@@ -115,6 +116,15 @@ def test_what_was_written_is_read_as_what_is_written_again(value: Any) -> None:
 
 
 @given(values)
+def test_what_the_package_takes_is_written_as_it_writes_it(value: Any) -> None:
+    try:
+        expected = rfc8785.dumps(value)
+    except rfc8785.CanonicalizationError:
+        return
+    assert canonical(value) == expected
+
+
+@given(values)
 def test_what_the_package_refuses_is_written_as_it_writes_the_rest(value: Any) -> None:
     """One lone surrogate sends everything beside it another way."""
     assert canonical([value, "\ud800"]) == b"[" + canonical(value) + b',"\\ud800"]'
@@ -127,6 +137,16 @@ def test_names_are_in_the_order_of_their_utf_16_code_units(
     written = loads(canonical(dict.fromkeys(unsorted)))
     units = [name.encode("utf-16-be", "surrogatepass") for name in written]
     assert units == sorted(units)
+
+
+@pytest.mark.parametrize("form", ["n{}", "é{}", "{}\ue000", "{}😀", "{}\ud800"])
+def test_as_many_names_as_there_are_stand_in_their_order(form: str) -> None:
+    """More than one call sorts."""
+    shuffled = [form.format(7919 * number % 10_007) for number in range(10_007)]
+    expected = sorted(
+        shuffled, key=lambda name: name.encode("utf-16-be", "surrogatepass")
+    )
+    assert list(loads(canonical(dict.fromkeys(shuffled)))) == expected
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -182,9 +202,30 @@ def test_an_integer_that_is_read_as_a_double_is_told() -> None:
 
 
 def test_the_digest_is_that_of_all_parts() -> None:
-    assert digest(b'"', b'a"') == digest(b'"a"')
-    assert digest(b"") == digest()
-    assert digest() == f"sha256:{sha256().hexdigest()}"
+    total = Digest(b"[", b'"a"')
+    total.add(b"]")
+    whole = hashlib.sha256(b'["a"]').hexdigest()
+    assert str(total) == f"sha256:{whole}"
+    assert str(Digest(b"")) == str(Digest()) == f"sha256:{hashlib.sha256().hexdigest()}"
+
+
+def test_the_hash_is_never_given_so_much_that_it_lets_go_of_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To do that often and briefly starves whoever waits for it."""
+    bites: list[bytes] = []
+
+    class Hash:
+        def update(self, bite: bytes) -> None:
+            bites.append(bytes(bite))
+
+    monkeypatch.setattr(hashlib, "sha256", Hash)
+    parts = [b"a", b"b" * 2047, b"c" * 2048, b"", b"d" * 100_000]
+    total = Digest(*parts[:3])
+    for part in parts[3:]:
+        total.add(part)
+    assert b"".join(bites) == b"".join(parts)
+    assert max(map(len, bites)) < 2048  # as CPython has it
 
 
 # What is no value
@@ -277,6 +318,35 @@ def test_no_more_than_the_maximum_is_ever_written() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(200_000)),
+        {f"{number:050}": [] for number in range(20_000)},
+        [["a" * 60]] * 20_000,
+        [1.5, {"b": "c" * 500}] * 2000,
+    ],
+)
+def test_a_value_is_written_in_parts_none_of_which_is_large(value: object) -> None:
+    parts: list[bytes] = []
+    write(value, parts.append)
+    assert b"".join(parts) == canonical(value)
+    assert max(map(len, parts)) < 100_000
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "x"])
+def test_what_is_kept_before_it_is_written_is_bounded(name: str) -> None:
+    """A text may stand in many places, and take no memory there."""
+    value = [{name: "y" * (100_001 - len(name))}] * 500
+    written: list[int] = []
+    tracemalloc.start()
+    write(value, lambda part: written.append(len(part)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(written) > 50_000_000
+    assert peak < 2_000_000
 
 
 # Reading

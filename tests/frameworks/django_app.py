@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncIterator
 
 from django.conf import settings
 from django.core.asgi import get_asgi_application
@@ -13,7 +10,8 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import path
 
 from drainmw import DrainMiddleware
-from tests.frameworks.streams import endless, still_open
+from tests.frameworks.streams import endless, five_chunks, still_open
+from tests.gate import block_at
 
 did: Counter[str] = Counter()
 
@@ -25,30 +23,22 @@ settings.configure(
 )
 
 
-def _seconds(request: HttpRequest) -> float:
-    return float(request.GET.get("seconds", "0"))
-
-
 def hello(request: HttpRequest) -> HttpResponse:
     return HttpResponse("hello")
 
 
-def slow(request: HttpRequest) -> HttpResponse:
-    time.sleep(_seconds(request))  # a plain view: Django runs it in a thread
-    return HttpResponse("slow")
+def held(request: HttpRequest) -> HttpResponse:
+    block_at(int(request.GET["gate"]))  # a plain view: Django runs it in a thread
+    return HttpResponse("held")
 
 
 async def stream(request: HttpRequest) -> StreamingHttpResponse:
-    async def chunks() -> AsyncIterator[str]:
-        for number in range(5):
-            yield f"{number} "
-            await asyncio.sleep(_seconds(request) / 5)
-
-    return StreamingHttpResponse(chunks(), content_type="text/plain")
+    chunks = five_chunks(int(request.GET["gate"]))
+    return StreamingHttpResponse(chunks, content_type="text/plain")
 
 
 async def events(request: HttpRequest) -> StreamingHttpResponse:
-    stream = endless(_seconds(request))
+    stream = endless(float(request.GET["seconds"]))
     return StreamingHttpResponse(stream, content_type="text/event-stream")
 
 
@@ -67,7 +57,7 @@ async def uploads(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("hello", hello),
-    path("slow", slow),
+    path("held", held),
     path("stream", stream),
     path("events", events),
     path("open", open_now),

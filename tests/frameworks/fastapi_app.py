@@ -1,9 +1,7 @@
 """FastAPI, with the middleware installed in each of its three ways."""
 
-import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import BackgroundTasks, FastAPI, Request, Response, WebSocket
@@ -11,7 +9,8 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.middleware import Middleware
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, still_open
+from tests.frameworks.streams import endless, five_chunks, still_open
+from tests.gate import block_at, wait_at
 
 did: Counter[str] = Counter()
 
@@ -31,19 +30,14 @@ def make(**options: Any) -> FastAPI:
     async def hello() -> str:
         return "hello"
 
-    @app.get("/slow", response_class=PlainTextResponse)
-    def slow(seconds: float) -> str:
-        time.sleep(seconds)  # a plain function: FastAPI runs it in a thread
-        return "slow"
+    @app.get("/held", response_class=PlainTextResponse)
+    def held(gate: int) -> str:
+        block_at(gate)  # a plain function: FastAPI runs it in a thread
+        return "held"
 
     @app.get("/stream")
-    async def stream(seconds: float) -> StreamingResponse:
-        async def chunks() -> AsyncIterator[str]:
-            for number in range(5):
-                yield f"{number} "
-                await asyncio.sleep(seconds / 5)
-
-        return StreamingResponse(chunks(), media_type="text/plain")
+    async def stream(gate: int) -> StreamingResponse:
+        return StreamingResponse(five_chunks(gate), media_type="text/plain")
 
     @app.get("/events")
     async def events(seconds: float) -> StreamingResponse:
@@ -63,8 +57,8 @@ def make(**options: Any) -> FastAPI:
         return str(did["uploads"])
 
     @app.get("/background", response_class=PlainTextResponse)
-    async def background(seconds: float, tasks: BackgroundTasks) -> str:
-        tasks.add_task(asyncio.sleep, seconds)
+    async def background(gate: int, tasks: BackgroundTasks) -> str:
+        tasks.add_task(wait_at, gate)
         return "later"
 
     @app.websocket("/echo")

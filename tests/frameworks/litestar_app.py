@@ -1,9 +1,7 @@
 """Litestar: wrapped, and in its own list, which lies inside its router."""
 
-import asyncio
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Response, get, post, websocket
@@ -13,7 +11,8 @@ from litestar.exceptions import WebSocketDisconnect
 from litestar.response import Stream
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, still_open
+from tests.frameworks.streams import endless, five_chunks, still_open
+from tests.gate import wait_at
 
 did: Counter[str] = Counter()
 
@@ -23,20 +22,15 @@ async def hello() -> str:
     return "hello"
 
 
-@get("/slow", media_type=MediaType.TEXT)
-async def slow(seconds: float) -> str:
-    await asyncio.sleep(seconds)
-    return "slow"
+@get("/held", media_type=MediaType.TEXT)
+async def held(gate: int) -> str:
+    await wait_at(gate)
+    return "held"
 
 
 @get("/stream")
-async def stream(seconds: float) -> Stream:
-    async def chunks() -> AsyncIterator[str]:
-        for number in range(5):
-            yield f"{number} "
-            await asyncio.sleep(seconds / 5)
-
-    return Stream(chunks(), media_type="text/plain")
+async def stream(gate: int) -> Stream:
+    return Stream(five_chunks(gate), media_type="text/plain")
 
 
 @get("/events")
@@ -61,8 +55,8 @@ async def uploads() -> str:
 
 
 @get("/background", media_type=MediaType.TEXT)
-async def background(seconds: float) -> Response[str]:
-    return Response("later", background=BackgroundTask(asyncio.sleep, seconds))
+async def background(gate: int) -> Response[str]:
+    return Response("later", background=BackgroundTask(wait_at, gate))
 
 
 @websocket("/echo")
@@ -76,7 +70,7 @@ async def echo(socket: WebSocket[Any, Any, Any]) -> None:
 
 
 handlers = [
-    *(hello, slow, stream, events, open_now),
+    *(hello, held, stream, events, open_now),
     *(upload, uploads, background, echo),
 ]
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 from quart import Quart, Response, request, websocket
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, still_open
+from tests.frameworks.streams import endless, five_chunks, still_open
+from tests.gate import wait_at
 
 did: Counter[str] = Counter()
 
 
-def _seconds() -> float:
-    return float(request.args.get("seconds", "0"))
+def _gate() -> int:
+    return int(request.args["gate"])
 
 
 def make(drain: Drain) -> Quart:
@@ -26,25 +25,19 @@ def make(drain: Drain) -> Quart:
     async def hello() -> str:
         return "hello"
 
-    @app.get("/slow")
-    async def slow() -> str:
-        await asyncio.sleep(_seconds())
-        return "slow"
+    @app.get("/held")
+    async def held() -> str:
+        await wait_at(_gate())
+        return "held"
 
     @app.get("/stream")
     async def stream() -> Response:
-        pause = _seconds() / 5
-
-        async def chunks() -> AsyncIterator[bytes]:
-            for number in range(5):
-                yield b"%d " % number
-                await asyncio.sleep(pause)
-
-        return Response(chunks(), content_type="text/plain")
+        return Response(five_chunks(_gate()), content_type="text/plain")
 
     @app.get("/events")
     async def events() -> Response:
-        return Response(endless(_seconds()), content_type="text/event-stream")
+        events = endless(float(request.args["seconds"]))
+        return Response(events, content_type="text/event-stream")
 
     @app.get("/open")
     async def open_now() -> str:
@@ -61,12 +54,12 @@ def make(drain: Drain) -> Quart:
 
     @app.get("/background")
     async def background() -> str:
-        app.add_background_task(asyncio.sleep, _seconds())
+        app.add_background_task(wait_at, _gate())
         return "later"
 
     @app.get("/spawn")
     async def spawn() -> str:
-        drain.spawn(asyncio.sleep(_seconds()))
+        drain.spawn(wait_at(_gate()))
         return "later"
 
     @app.websocket("/echo")

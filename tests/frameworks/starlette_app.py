@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,36 +21,34 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from drainmw import Drain, DrainMiddleware
-from tests.frameworks.streams import endless, still_open
+from tests.frameworks.streams import endless, five_chunks, still_open
+from tests.gate import wait_at
 
 did: Counter[str] = Counter()
 ORIGIN = "https://shop.example"
 
 
-def _seconds(request: Request) -> float:
-    return float(request.query_params.get("seconds", "0"))
+def _gate(request: Request) -> int:
+    return int(request.query_params["gate"])
 
 
 async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
-async def slow(request: Request) -> PlainTextResponse:
-    await asyncio.sleep(_seconds(request))
-    return PlainTextResponse("slow")
+async def held(request: Request) -> PlainTextResponse:
+    await wait_at(_gate(request))
+    return PlainTextResponse("held")
 
 
 async def stream(request: Request) -> StreamingResponse:
-    async def chunks() -> AsyncIterator[str]:
-        for number in range(5):
-            yield f"{number} "
-            await asyncio.sleep(_seconds(request) / 5)
-
-    return StreamingResponse(chunks(), media_type="text/plain")
+    chunks = five_chunks(_gate(request))
+    return StreamingResponse(chunks, media_type="text/plain")
 
 
 async def events(request: Request) -> StreamingResponse:
-    return StreamingResponse(endless(_seconds(request)), media_type="text/event-stream")
+    events = endless(float(request.query_params["seconds"]))
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def open_now(request: Request) -> PlainTextResponse:
@@ -69,7 +65,7 @@ async def uploads(request: Request) -> PlainTextResponse:
 
 
 async def background(request: Request) -> PlainTextResponse:
-    task = BackgroundTask(asyncio.sleep, _seconds(request))
+    task = BackgroundTask(wait_at, _gate(request))
     return PlainTextResponse("later", background=task)
 
 
@@ -97,7 +93,7 @@ class Stamp(BaseHTTPMiddleware):
 def routes() -> list[BaseRoute]:
     return [
         Route("/hello", hello),
-        Route("/slow", slow),
+        Route("/held", held),
         Route("/stream", stream),
         Route("/events", events),
         Route("/open", open_now),

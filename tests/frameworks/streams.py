@@ -1,10 +1,12 @@
-"""An event stream without an end, the same in every framework."""
+"""Streams that are the same in every framework."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+
+from tests.gate import wait_at
 
 open_streams: set[object] = set()
 
@@ -18,6 +20,14 @@ async def still_open() -> int:
     gc.collect()
     await asyncio.sleep(0.01)
     return len(open_streams)
+
+
+async def five_chunks(gate: int) -> AsyncIterator[str]:
+    """Five, the last two of which come only once that gate is open."""
+    for number in range(5):
+        if number == 3:
+            await wait_at(gate)
+        yield f"{number} "
 
 
 async def endless(pause: float) -> AsyncIterator[str]:

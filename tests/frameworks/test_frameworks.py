@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.frameworks.matrix import UVICORN, Installed, only
+from tests.gate import Gate
 from tests.servers.server import IDLE, OWN, Server, running
 
 ORIGIN = "https://shop.example"
@@ -18,15 +18,17 @@ PREFLIGHT = {"origin": ORIGIN, "access_control_request_method": "POST"}
 def test_a_request_is_counted_finishes_and_only_then_it_is_drained(
     server: Server,
 ) -> None:
-    slow = server.start("/slow?seconds=0.4")
-    assert server.in_flight() == {**IDLE, "http": 1}
-    assert server.report()["blockers"][0]["path"] == "/slow"
-    nonce = server.begin()
-    status = server.status(nonce)
-    assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
-    outcome = server.outcome(nonce)
-    answer = slow.result()
-    assert (answer.status, answer.body, answer.closes) == (200, b"slow", True)
+    with server.held() as held:
+        assert server.in_flight() == {**IDLE, "http": 1}
+        assert server.report()["blockers"][0]["path"] == "/held"
+        nonce = server.begin()
+        status = server.status(nonce)
+        assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
+        assert server.goes_on(nonce)
+        held.let_go()
+        outcome = server.outcome(nonce)
+    answer = held.answer()
+    assert (answer.status, answer.body, answer.closes) == (200, b"held", True)
     assert (outcome["status"], outcome["inFlight"]) == ("drained", IDLE)
 
 
@@ -46,14 +48,15 @@ def test_new_work_is_refused_and_the_app_never_sees_it(server: Server) -> None:
 
 
 def test_a_stream_is_counted_until_its_last_byte(server: Server) -> None:
-    stream = server.start("/stream?seconds=0.5")
-    nonce = server.begin()
-    time.sleep(0.3)
-    status = server.status(nonce)
-    assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
-    seen = server.until(lambda: server.status(nonce)["status"] == "drained")
-    assert stream.result().body == b"0 1 2 3 4 "
-    assert seen - stream.result().at < 0.1
+    with server.held("/stream") as stream:
+        nonce = server.begin()
+        status = server.status(nonce)
+        assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
+        assert server.goes_on(nonce)
+        stream.let_go()
+        seen = server.until(lambda: server.status(nonce)["status"] == "drained")
+    assert stream.answer().body == b"0 1 2 3 4 "
+    assert seen - stream.answer().at < 0.1
 
 
 def test_an_event_stream_is_ended_and_its_generator_closed(server: Server) -> None:
@@ -122,18 +125,22 @@ def test_a_background_task_is_counted_where_it_is_part_of_the_request(
     if installed.framework == "django":
         assert server.get("/background").status == 404  # it has none
         return
-    answer = server.get("/background?seconds=0.4")
-    assert answer.body == b"later"
-    if installed.background is None:
-        # Quart runs it beside the request; `drain.spawn` is counted there.
-        idle = server.until(lambda: server.in_flight() == IDLE)
-        assert idle - answer.at < 0.3
-        assert server.get("/spawn?seconds=0.4").body == b"later"
-    kind = installed.background or "jobs"
-    server.until(lambda: server.in_flight() == {**IDLE, kind: 1})
-    nonce = server.begin()
-    assert server.status(nonce)["status"] == "draining"
-    assert server.outcome(nonce)["status"] == "drained"
+    with Gate() as gate:
+        answer = server.get(f"/background?gate={gate.port}")
+        assert answer.body == b"later"
+        gate.until_reached()
+        if installed.background is None:
+            # Quart runs it beside the request; `drain.spawn` is counted there.
+            idle = server.until(lambda: server.in_flight() == IDLE)
+            assert idle - answer.at < 0.3
+            assert server.get(f"/spawn?gate={gate.port}").body == b"later"
+            gate.until_reached()
+        kind = installed.background or "jobs"
+        server.until(lambda: server.in_flight() == {**IDLE, kind: 1})
+        nonce = server.begin()
+        assert server.goes_on(nonce)
+        gate.open()
+        assert server.outcome(nonce)["status"] == "drained"
 
 
 @only("starlette-added")

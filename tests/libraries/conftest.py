@@ -13,6 +13,8 @@ from tests.servers.matrix import Kind
 from tests.servers.reports import pytest_runtest_makereport
 from tests.servers.server import Server, running
 
+GRACE = "0.5"  # seconds that a WebSocket is let be which never stops sending
+
 __all__ = ["log", "pytest_runtest_makereport", "server", "serving"]
 
 
@@ -42,7 +44,9 @@ def serving(
         if find_spec(module) is None:
             pytest.skip(f"it needs {module}, which is not installed")
     folder = tmp_path_factory.mktemp(kind.name)
-    with running(kind, folder, app=library.app) as server:
+    with running(
+        kind, folder, app=library.app, DRAINMW_WEBSOCKET_GRACE=GRACE
+    ) as server:
         yield server
     # What nobody waited for is told at the very end.
     assert Log(server.log, 0).faults() == []

@@ -15,36 +15,44 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from drainmw import DrainMiddleware
+from tests.gate import wait_at
 from tests.servers.long_lived import PLAIN, STARLETTE, did, drain
 
 
-def _seconds(request: Request | WebSocket, name: str = "seconds") -> float:
-    return float(request.query_params.get(name, "0"))
+async def _gate(request: Request | WebSocket, name: str = "gate") -> None:
+    """Wait at the gate of the test, if it names one."""
+    if port := request.query_params.get(name):
+        await wait_at(int(port))
 
 
 async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
+async def held(request: Request) -> PlainTextResponse:
+    await _gate(request)
+    return PlainTextResponse("held")
+
+
 async def slow(request: Request) -> PlainTextResponse:
-    await asyncio.sleep(_seconds(request))
+    await asyncio.sleep(float(request.query_params["seconds"]))
     return PlainTextResponse("slow")
 
 
 async def keep(request: Request) -> PlainTextResponse:
     """An answer that would rather keep its connection."""
-    await asyncio.sleep(_seconds(request))
+    await _gate(request)
     return PlainTextResponse("kept", headers={"Connection": "keep-alive"})
 
 
 async def stream(request: Request) -> StreamingResponse:
-    """Five chunks, evenly over that time."""
-    pause = _seconds(request) / 5
+    """Five chunks, and a gate in the middle."""
 
     async def chunks() -> AsyncIterator[str]:
         for number in range(5):
+            if number == 3:
+                await _gate(request)
             yield f"{number} "
-            await asyncio.sleep(pause)
 
     return StreamingResponse(chunks(), media_type="text/plain")
 
@@ -70,14 +78,14 @@ async def upload(request: Request) -> JSONResponse:
 
 async def background(request: Request) -> PlainTextResponse:
     async def work() -> None:
-        await asyncio.sleep(_seconds(request))
+        await _gate(request)
         did["background"] += 1
 
     return PlainTextResponse("later", background=BackgroundTask(work))
 
 
 async def spawn(request: Request) -> PlainTextResponse:
-    drain.spawn(asyncio.sleep(_seconds(request)), name="a spawned job")
+    drain.spawn(_gate(request), name="a spawned job")
     return PlainTextResponse("spawned")
 
 
@@ -105,13 +113,13 @@ async def broken(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def echo(websocket: WebSocket) -> None:
-    """Echo, with `accept` seconds before and `cleanup` seconds after."""
+    """Echo, with a gate before it is accepted and one in the clean-up."""
     did["sockets"] += 1
-    await asyncio.sleep(_seconds(websocket, "accept"))
+    await _gate(websocket, "accept")
     await websocket.accept()
     async for text in websocket.iter_text():
         await websocket.send_text(text)
-    await asyncio.sleep(_seconds(websocket, "cleanup"))
+    await _gate(websocket, "cleanup")
     did["cleaned"] += 1
 
 
@@ -125,6 +133,7 @@ routes = Starlette(
     lifespan=lifespan,
     routes=[
         Route("/hello", hello, methods=["GET", "POST"]),
+        Route("/held", held),
         Route("/slow", slow),
         Route("/keep", keep),
         Route("/stream", stream),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from websockets.sync.client import ClientConnection, connect
 
+from tests.gate import Gate
 from tests.servers.matrix import SAMPLE, Kind
 from tests.servers.process import listening
 from tests.servers.wire import PATIENCE as PATIENCE_OF_A_CLIENT
@@ -32,11 +33,27 @@ COUNTED = (
 )
 PAUSE = 0.005  # seconds between two looks at something that will happen
 PATIENCE = 5.0  # seconds until a look gives up
+LOOKS = 20  # at what must not happen, while nothing is waited for
 
 
 def new_nonce() -> str:
     """43 characters of base64url."""
     return secrets.token_urlsafe(32)
+
+
+class Held:
+    """A GET that is in flight until the test lets it go."""
+
+    def __init__(self, gate: Gate, answer: Future[Answer]) -> None:
+        self._gate = gate
+        self._answer = answer
+
+    def let_go(self) -> None:
+        self._gate.open()
+
+    def answer(self) -> Answer:
+        """Wait for it; let it go first."""
+        return self._answer.result()
 
 
 class Server:
@@ -85,6 +102,14 @@ class Server:
         answer = self.in_background(self.get, path)
         self.until(lambda: self.in_flight()["http"] > before)
         return answer
+
+    @contextmanager
+    def held(self, path: str = "/held") -> Iterator[Held]:
+        """A GET that is in flight in the app, until it is let go."""
+        with Gate() as gate:
+            answer = self.in_background(self.get, f"{path}?gate={gate.port}")
+            gate.until_reached()
+            yield Held(gate, answer)
 
     @contextmanager
     def websocket(self, path: str) -> Iterator[ClientConnection]:
@@ -178,6 +203,10 @@ class Server:
         """The first status that is not `draining`."""
         self.until(lambda: self.status(nonce)["status"] != "draining")
         return self.status(nonce)
+
+    def goes_on(self, nonce: str) -> bool:
+        """Whether a drain that has work waits for it, however often one looks."""
+        return {self.status(nonce)["status"] for _ in range(LOOKS)} == {"draining"}
 
     def until(self, happened: Callable[[], object]) -> float:
         """Look until it has happened; gives the monotonic time of that look."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from tests.gate import Gate
 from tests.servers.server import IDLE, Server
 from tests.servers.wire import Answer, Connection
 
@@ -27,12 +28,13 @@ def test_while_serving_a_connection_is_kept(server: Server) -> None:
 
 
 def test_a_request_in_flight_ends_its_connection(server: Server) -> None:
-    with server.connect() as connection:
-        connection.send_head("GET", "/slow?seconds=0.3")
-        server.until(lambda: server.in_flight()["http"] == 1)
+    with Gate() as gate, server.connect() as connection:
+        connection.send_head("GET", f"/held?gate={gate.port}")
+        gate.until_reached()
         server.begin()
+        gate.open()
         answer = connection.answer()
-        assert (answer.status, answer.body) == (200, b"slow")
+        assert (answer.status, answer.body) == (200, b"held")
         _is_over(server, connection, answer)
 
 
@@ -69,10 +71,11 @@ def test_fifty_idle_connections_get_fifty_refusals_and_no_reset(
 def test_a_connection_header_of_the_app_is_replaced_and_not_doubled(
     server: Server,
 ) -> None:
-    with server.connect() as connection:
-        connection.send_head("GET", "/keep?seconds=0.3")
-        server.until(lambda: server.in_flight()["http"] == 1)
+    with Gate() as gate, server.connect() as connection:
+        connection.send_head("GET", f"/keep?gate={gate.port}")
+        gate.until_reached()
         server.begin()
+        gate.open()
         head = connection.head().lower()
     assert head.startswith(b"http/1.1 200")
     assert head.count(b"\r\nconnection:") == 1

@@ -48,20 +48,22 @@ def test_while_serving_both_probes_are_ours_and_say_200(server: Server) -> None:
 def test_at_begin_readiness_says_no_at_once_and_all_else_stays(
     server: Server,
 ) -> None:
-    slow = server.start("/slow?seconds=0.4")
-    server.begin()
-    began = time.monotonic()
-    ready = server.get("/readyz")
-    assert time.monotonic() - began < 0.05
-    assert ready.status == 503
-    assert ready.json()["code"] == "RUNTIME_NOT_READY"
-    assert (ready.json()["detail"], ready.json()["phase"]) == ("draining", "draining")
-    assert not ready.is_refusal
-    assert server.get("/livez").status == 200
-    assert server.control("GET", f"{OWN}/metrics").status == 200
-    assert server.control("GET", f"{OWN}/report").status == 200
-    assert server.ask("HEAD", "/readyz").status == 503
-    assert slow.result().status == 200
+    with server.held() as held:
+        server.begin()
+        began = time.monotonic()
+        ready = server.get("/readyz")
+        assert time.monotonic() - began < 0.05
+        assert ready.status == 503
+        assert ready.json()["code"] == "RUNTIME_NOT_READY"
+        told = (ready.json()["detail"], ready.json()["phase"])
+        assert told == ("draining", "draining")
+        assert not ready.is_refusal
+        assert server.get("/livez").status == 200
+        assert server.control("GET", f"{OWN}/metrics").status == 200
+        assert server.control("GET", f"{OWN}/report").status == 200
+        assert server.ask("HEAD", "/readyz").status == 503
+        held.let_go()
+    assert held.answer().status == 200
 
 
 def test_what_is_not_get_or_head_is_no_probe(server: Server) -> None:

@@ -10,23 +10,24 @@ from threading import Barrier
 
 import pytest
 
+from tests.gate import Gate
 from tests.servers.server import IDLE, OWN, Server, begin_request, new_nonce
 from tests.servers.wire import Answer
 
 
 def test_what_is_in_flight_is_counted(server: Server) -> None:
     before = server.report()
-    slow = server.start("/slow?seconds=0.4")
-    with server.websocket("/echo") as websocket:
+    with server.held() as held, server.websocket("/echo") as websocket:
         websocket.send("hello")
         assert websocket.recv() == "hello"
         report = server.report()
         assert report["inFlight"] == {**IDLE, "http": 1, "websocket": 1}
         assert [(b["kind"], b["method"], b["path"]) for b in report["blockers"]] == [
-            ("http", "GET", "/slow"),
+            ("http", "GET", "/held"),
             ("websocket", None, "/echo"),
         ]
-    assert slow.result().status == 200
+        held.let_go()
+    assert held.answer().status == 200
     server.until(lambda: server.in_flight() == IDLE)
     after = server.report()
     assert after["admittedTotal"] == before["admittedTotal"] + 2
@@ -49,24 +50,27 @@ def test_new_work_is_refused_and_told_so(server: Server) -> None:
 def test_a_request_in_flight_finishes_and_only_then_it_is_drained(
     server: Server,
 ) -> None:
-    slow = server.start("/slow?seconds=0.4")
-    nonce = server.begin()
-    status = server.status(nonce)
-    assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
-    assert server.get("/hello").is_refusal
-    outcome = server.outcome(nonce)
-    assert slow.result().status == 200
-    assert slow.result().body == b"slow"
+    with server.held() as held:
+        nonce = server.begin()
+        status = server.status(nonce)
+        assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
+        assert server.get("/hello").is_refusal
+        assert server.goes_on(nonce)
+        held.let_go()
+        outcome = server.outcome(nonce)
+    assert held.answer().status == 200
+    assert held.answer().body == b"held"
     assert (outcome["status"], outcome["inFlight"]) == ("drained", IDLE)
     assert server.get("/hello").is_refusal
 
 
 def test_a_stream_in_flight_ends_complete(server: Server) -> None:
-    stream = server.start("/stream?seconds=0.4")
-    nonce = server.begin()
-    assert server.status(nonce)["status"] == "draining"
-    assert server.outcome(nonce)["status"] == "drained"
-    assert stream.result().body == b"0 1 2 3 4 "
+    with server.held("/stream") as stream:
+        nonce = server.begin()
+        assert server.status(nonce)["status"] == "draining"
+        stream.let_go()
+        assert server.outcome(nonce)["status"] == "drained"
+    assert stream.answer().body == b"0 1 2 3 4 "
 
 
 def test_an_idle_release_is_drained_at_once(server: Server) -> None:
@@ -79,33 +83,33 @@ def test_an_idle_release_is_drained_at_once(server: Server) -> None:
 def test_drained_is_visible_within_100_ms_of_the_end_of_the_work(
     server: Server,
 ) -> None:
-    slow = server.start("/slow?seconds=0.5")
-    nonce = server.begin(timeout=30)
-    seen = server.until(lambda: server.status(nonce)["status"] == "drained")
-    assert seen - slow.result().at < 0.1
+    with server.held() as held:
+        nonce = server.begin(timeout=30)
+        assert server.status(nonce)["status"] == "draining"
+        held.let_go()
+        seen = server.until(lambda: server.status(nonce)["status"] == "drained")
+    assert seen - held.answer().at < 0.1
 
 
 def test_status_and_probes_are_answered_through_the_drain_and_never_counted(
     server: Server,
 ) -> None:
-    slow = server.start("/slow?seconds=1")
-    nonce = server.begin()
-    began = time.monotonic()
-    seen = []
-    for tick in range(50):
-        time.sleep(max(0.0, began + tick / 50 - time.monotonic()))
+    def look() -> tuple[str, int]:
         status = server.status(nonce)
-        seen.append((status["status"], status["inFlight"]["http"]))
         assert server.get("/readyz").status == 503
         assert server.get("/livez").status == 200
-    assert set(seen) <= {("draining", 1), ("drained", 0)}
-    assert seen.count(("draining", 1)) > 25
-    assert server.outcome(nonce)["status"] == "drained"
-    assert time.monotonic() - slow.result().at < 0.3
+        return status["status"], status["inFlight"]["http"]
+
+    with server.held() as held:
+        nonce = server.begin()
+        assert {look() for _ in range(30)} == {("draining", 1)}
+        held.let_go()
+        assert server.outcome(nonce)["status"] == "drained"
+        assert time.monotonic() - held.answer().at < 0.3
+    assert {look() for _ in range(10)} == {("drained", 0)}
 
 
 def test_fifty_begins_at_once_are_one_drain(server: Server) -> None:
-    slow = server.start("/slow?seconds=0.4")
     nonce = new_nonce()
     gate = Barrier(50)
 
@@ -113,13 +117,15 @@ def test_fifty_begins_at_once_are_one_drain(server: Server) -> None:
         gate.wait()
         return server.try_begin(nonce)
 
-    futures = [server.in_background(begin) for _ in range(50)]
-    wait(futures)
-    answers = [future.result() for future in futures]
-    assert [answer.status for answer in answers] == [202] * 50
-    duplicates = [answer.json()["duplicate"] for answer in answers]
-    assert (duplicates.count(False), duplicates.count(True)) == (1, 49)
-    assert slow.result().status == 200
+    with server.held() as held:
+        futures = [server.in_background(begin) for _ in range(50)]
+        wait(futures)
+        answers = [future.result() for future in futures]
+        assert [answer.status for answer in answers] == [202] * 50
+        duplicates = [answer.json()["duplicate"] for answer in answers]
+        assert (duplicates.count(False), duplicates.count(True)) == (1, 49)
+        held.let_go()
+    assert held.answer().status == 200
     assert server.outcome(nonce)["status"] == "drained"
 
 
@@ -146,15 +152,16 @@ def test_of_two_begins_the_one_whose_body_came_first_wins(server: Server) -> Non
 
 
 def test_a_deadline_fails_the_drain_and_cuts_nothing(server: Server) -> None:
-    slow = server.start("/slow?seconds=1.2")
-    began = time.monotonic()
-    nonce = server.begin(timeout=0.6)
-    failed = server.until(lambda: server.status(nonce)["status"] == "failed")
-    assert 0.5 < failed - began < 0.8
-    status = server.status(nonce)
-    assert status["failure"] == "RUNTIME_DRAIN_TIMEOUT"
-    assert status["inFlight"]["http"] == 1
-    assert slow.result().status == 200
+    with server.held() as held:
+        began = time.monotonic()
+        nonce = server.begin(timeout=0.6)
+        failed = server.until(lambda: server.status(nonce)["status"] == "failed")
+        assert 0.5 < failed - began < 0.8
+        status = server.status(nonce)
+        assert status["failure"] == "RUNTIME_DRAIN_TIMEOUT"
+        assert status["inFlight"]["http"] == 1
+        held.let_go()
+    assert held.answer().status == 200
     server.until(lambda: server.in_flight() == IDLE)
     assert server.status(nonce)["status"] == "failed"
     assert server.get("/hello").is_refusal
@@ -178,13 +185,14 @@ def test_a_resume_serves_again_and_retires_the_nonce(server: Server) -> None:
 
 
 def test_a_resume_while_a_request_hangs_answers_at_once(server: Server) -> None:
-    slow = server.start("/slow?seconds=0.6")
-    nonce = server.begin()
-    began = time.monotonic()
-    server.resume(nonce)
-    assert server.get("/hello").status == 200
-    assert time.monotonic() - began < 0.3
-    assert slow.result().status == 200
+    with server.held() as held:
+        nonce = server.begin()
+        began = time.monotonic()
+        server.resume(nonce)
+        assert server.get("/hello").status == 200
+        assert time.monotonic() - began < 0.3
+        held.let_go()
+    assert held.answer().status == 200
 
 
 def test_a_cordon_refuses_nothing_and_ends_every_connection(server: Server) -> None:
@@ -202,14 +210,17 @@ def test_work_after_the_response_is_counted_until_it_ends(
     server: Server, path: str
 ) -> None:
     kind = {"/background": "http", "/spawn": "jobs"}[path]
-    answer = server.get(f"{path}?seconds=0.4")  # its client is gone by now
-    assert answer.status == 200
-    server.until(lambda: server.in_flight() == {**IDLE, kind: 1})
-    nonce = server.begin()
-    status = server.status(nonce)
-    assert (status["status"], status["inFlight"]) == ("draining", {**IDLE, kind: 1})
-    assert server.outcome(nonce)["inFlight"] == IDLE
-    assert time.monotonic() - answer.at > 0.35
+    with Gate() as gate:
+        answer = server.get(f"{path}?gate={gate.port}")  # its client is gone by now
+        assert answer.status == 200
+        gate.until_reached()
+        server.until(lambda: server.in_flight() == {**IDLE, kind: 1})
+        nonce = server.begin()
+        status = server.status(nonce)
+        assert (status["status"], status["inFlight"]) == ("draining", {**IDLE, kind: 1})
+        assert server.goes_on(nonce)
+        gate.open()
+        assert server.outcome(nonce)["inFlight"] == IDLE
     assert server.status(nonce)["status"] == "drained"
 
 

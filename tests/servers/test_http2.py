@@ -11,6 +11,7 @@ import pytest
 from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
+from tests.gate import Gate
 from tests.servers.server import Server
 
 
@@ -92,19 +93,26 @@ def streams(server: Server) -> Iterator[Streams]:
         streams.close()
 
 
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with Gate() as gate:
+        yield gate
+
+
 def test_a_stream_in_flight_finishes_without_a_connection_header(
-    server: Server, streams: Streams
+    server: Server, streams: Streams, gate: Gate
 ) -> None:
-    slow = streams.start("GET", "/slow?seconds=0.4")
-    server.until(lambda: server.in_flight()["http"] == 1)
+    held = streams.start("GET", f"/held?gate={gate.port}")
+    gate.until_reached()
     nonce = server.begin()
     head, _ = streams.answer(streams.start("GET", "/hello"))
     assert head[":status"] == "503"
     assert head["drainmw-refused"] == "draining"
     assert head["retry-after"] in ("1", "2")
     assert "connection" not in head
-    head, body = streams.answer(slow)
-    assert (head[":status"], body) == ("200", b"slow")
+    gate.open()
+    head, body = streams.answer(held)
+    assert (head[":status"], body) == ("200", b"held")
     assert "connection" not in head
     assert server.outcome(nonce)["status"] == "drained"
     head, _ = streams.answer(streams.start("GET", "/hello"))
@@ -112,17 +120,18 @@ def test_a_stream_in_flight_finishes_without_a_connection_header(
 
 
 def test_a_refused_upload_costs_no_other_stream(
-    server: Server, streams: Streams
+    server: Server, streams: Streams, gate: Gate
 ) -> None:
-    slow = streams.start("GET", "/slow?seconds=0.4")
-    server.until(lambda: server.in_flight()["http"] == 1)
+    held = streams.start("GET", f"/held?gate={gate.port}")
+    gate.until_reached()
     nonce = server.begin()
     began = time.monotonic()
     head, _ = streams.answer(streams.start("POST", "/upload", bytes(2**20)))
     assert (head[":status"], head["drainmw-refused"]) == ("503", "draining")
     assert time.monotonic() - began < 1
-    head, body = streams.answer(slow)
-    assert (head[":status"], body) == ("200", b"slow")
+    gate.open()
+    head, body = streams.answer(held)
+    assert (head[":status"], body) == ("200", b"held")
     assert server.outcome(nonce)["status"] == "drained"
 
 

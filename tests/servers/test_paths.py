@@ -82,12 +82,13 @@ def test_the_app_sees_the_root_path(root: Root, server: Server) -> None:
 
 
 def test_work_is_counted_refused_finished_and_drained(server: Server) -> None:
-    slow = server.start("/slow?seconds=0.3")
-    nonce = server.begin()
-    assert server.status(nonce)["inFlight"]["http"] == 1
-    assert server.get("/hello").is_refusal
-    assert server.outcome(nonce)["status"] == "drained"
-    assert (slow.result().status, slow.result().closes) == (200, True)
+    with server.held() as held:
+        nonce = server.begin()
+        assert server.status(nonce)["inFlight"]["http"] == 1
+        assert server.get("/hello").is_refusal
+        held.let_go()
+        assert server.outcome(nonce)["status"] == "drained"
+    assert (held.answer().status, held.answer().closes) == (200, True)
 
 
 def test_probes_and_control_are_answered_and_nothing_else(server: Server) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from drainmw.client import ControlClient
 from drainmw.contract import StateStatus
-from tests.processes import Served, drainmw, served, until
+from tests.processes import Served, drainmw, served
 from tests.processes import running as running_program
 from tests.servers.matrix import SERVERS, Kind
 from tests.servers.server import SOURCE, TARGET, Server, new_nonce, running

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
 
+from tests.gate import Gate
 from tests.servers.server import IDLE, Server
 
 
@@ -61,16 +60,19 @@ def test_an_open_websocket_goes_on_and_holds_the_drain(server: Server) -> None:
 
 def test_it_is_counted_until_the_clean_up_after_it_has_ended(server: Server) -> None:
     before = server.counters()["cleaned"]
-    with server.websocket("/echo?cleanup=0.5") as websocket:
+    with (
+        Gate() as gate,
+        server.websocket(f"/echo?cleanup={gate.port}") as websocket,
+    ):
         nonce = server.begin()
-        left = time.monotonic()
         # Some servers answer the close only when the app has returned.
         closed = server.in_background(websocket.close)
-        time.sleep(0.2)
+        gate.until_reached()
         status = server.status(nonce)
         assert (status["status"], status["inFlight"]["websocket"]) == ("draining", 1)
+        assert server.goes_on(nonce)
+        gate.open()
         assert server.outcome(nonce)["status"] == "drained"
-        assert time.monotonic() - left > 0.45
         closed.result()
     server.resume(nonce)
     assert server.counters()["cleaned"] == before + 1
@@ -80,15 +82,17 @@ def test_one_that_is_not_yet_accepted_at_the_begin_is_counted_and_accepted(
     server: Server,
 ) -> None:
     def talk() -> str:
-        with server.websocket("/echo?accept=0.4") as websocket:
+        with server.websocket(f"/echo?accept={gate.port}") as websocket:
             websocket.send("late")
             return str(websocket.recv())
 
-    said = server.in_background(talk)
-    server.until(lambda: server.in_flight()["websocket"] == 1)
-    nonce = server.begin()
-    assert server.status(nonce)["inFlight"]["websocket"] == 1
-    assert said.result() == "late"
+    with Gate() as gate:
+        said = server.in_background(talk)
+        gate.until_reached()
+        nonce = server.begin()
+        assert server.status(nonce)["inFlight"]["websocket"] == 1
+        gate.open()
+        assert said.result() == "late"
     assert server.outcome(nonce)["status"] == "drained"
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import time
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,6 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from drainmw import DrainMiddleware
+from tests.gate import block_at, wait_at
 
 
 def _me() -> PlainTextResponse:
@@ -25,15 +24,14 @@ async def pid(request: Request) -> PlainTextResponse:
     return _me()
 
 
-async def slow(request: Request) -> PlainTextResponse:
-    await asyncio.sleep(float(request.query_params["seconds"]))
+async def held(request: Request) -> PlainTextResponse:
+    await wait_at(int(request.query_params["gate"]))
     return _me()
 
 
 async def block(request: Request) -> PlainTextResponse:
-    """Leave a mark, and keep the event loop from everything else."""
-    Path(request.query_params["mark"]).touch()  # noqa: ASYNC240  # on purpose
-    time.sleep(float(request.query_params["seconds"]))  # noqa: ASYNC251  # on purpose
+    """Keep the event loop from everything else."""
+    block_at(int(request.query_params["gate"]))
     return _me()
 
 
@@ -54,7 +52,7 @@ app = DrainMiddleware(
     Starlette(
         routes=[
             Route("/pid", pid),
-            Route("/slow", slow),
+            Route("/held", held),
             Route("/block", block),
             Route("/fork", fork),
             WebSocketRoute("/chat", chat),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.gate import Gate
 from tests.servers.matrix import Kind
 from tests.servers.server import Server, running
 from tests.servers.wire import Answer
@@ -138,11 +139,12 @@ class Crowd:
             return self.is_whole()
         return False
 
-    def holding(self, seconds: float) -> tuple[int, Future[Answer]]:
-        """Send a request that lasts; gives the worker that runs it."""
-        path = f"/slow?seconds={seconds}"
+    def holding(self, gate: Gate) -> tuple[int, Future[Answer]]:
+        """Send a request that waits there; gives the worker that runs it."""
+        path = f"/held?gate={gate.port}"
         before = {w["pid"]: w["inFlight"]["http"] for w in self.workers()}
         answer = self.server.in_background(self.server.get, path)
+        gate.until_reached()
 
         def holder() -> int | None:
             for worker in self.workers():

@@ -8,10 +8,9 @@ import signal
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from threading import Barrier
 
-from tests.processes import until
+from tests.gate import Gate
 from tests.servers.listeners import Ending, Seen, drained, listen_many
 from tests.servers.server import CLOSE_WINDOW, IDLE, OWN, new_nonce
 from tests.servers.wire import Answer, ask
@@ -30,18 +29,21 @@ def spread(release: Crowd, number: int = CONNECTIONS) -> Counter[int]:
 
 def test_a_request_of_one_worker_is_seen_through_all(release: Crowd) -> None:
     server = release.server
-    pid, slow = release.holding(0.6)
-    nonce = server.begin()
-    while not slow.done():
-        status = server.status(nonce)
-        if slow.done():
-            break
-        assert (status["status"], status["inFlight"]["http"]) in (
-            ("draining", 1),
-            ("draining", 0),  # its last byte is on its way, the verdict not yet out
-            ("drained", 0),
-        )
-    assert int(slow.result().body) == pid
+    with Gate() as gate:
+        pid, held = release.holding(gate)
+        nonce = server.begin()
+        for _ in range(60):
+            status = server.status(nonce)
+            assert (status["status"], status["inFlight"]["http"]) == ("draining", 1)
+        gate.open()
+        while not held.done():
+            status = server.status(nonce)
+            assert (status["status"], status["inFlight"]["http"]) in (
+                ("draining", 1),
+                ("draining", 0),  # its last byte is on its way, the verdict not yet out
+                ("drained", 0),
+            )
+    assert int(held.result().body) == pid
     assert server.outcome(nonce)["inFlight"] == IDLE
     assert {server.status(nonce)["status"] for _ in range(20)} == {"drained"}
 
@@ -166,16 +168,16 @@ def test_a_worker_that_was_stopped_keeps_the_drain_waiting(release: Crowd) -> No
 
 
 def test_a_worker_whose_loop_is_blocked_is_unknown_until_it_answers(
-    release: Crowd, tmp_path: Path
+    release: Crowd,
 ) -> None:
-    server, mark = release.server, tmp_path / "blocked"
-    path = f"/block?seconds=2&mark={mark}"
-    blocked = server.in_background(ask, server.port, "GET", path)
-    until(mark.exists, "blocked")
-    started = time.monotonic()
-    server.patience = 0.4  # on granian it may be the blocked one's connection
-    nonce = _begin_somewhere(release)
-    seen = _ask_for(release, nonce, seconds=started + 1.5 - time.monotonic())
+    server = release.server
+    with Gate() as gate:
+        path = f"/block?gate={gate.port}"
+        blocked = server.in_background(ask, server.port, "GET", path)
+        gate.until_reached()
+        server.patience = 0.4  # on granian it may be the blocked one's connection
+        nonce = _begin_somewhere(release)
+        seen = _ask_for(release, nonce, seconds=6.0, enough=3)
     assert seen
     assert {answer.status for answer in seen} == {503}
     server.patience = 10.0
@@ -213,16 +215,17 @@ def _ask_for(
 def test_a_worker_that_is_killed_takes_its_work_with_it(mortal: Crowd) -> None:
     server = mortal.server
     held: Counter[int] = Counter()
-    while not (victims := [p for p in mortal.victims() if held[p] == 3]):
-        held[mortal.holding(4)[0]] += 1
-    nonce = server.begin(timeout=30)
-    os.kill(victims[0], signal.SIGKILL)
-    killed = time.monotonic()
-    gone = server.until(lambda: _http(mortal) == held.total() - 3)
-    assert gone - killed < LEAVES_WITHIN
-    mortal.until_whole()
-    assert victims[0] not in mortal.pids()
-    assert (_http(mortal) or 0) <= held.total() - 3  # a new worker brings none back
+    with Gate() as gate:
+        while not (victims := [p for p in mortal.victims() if held[p] == 3]):
+            held[mortal.holding(gate)[0]] += 1
+        nonce = server.begin(timeout=30)
+        os.kill(victims[0], signal.SIGKILL)
+        killed = time.monotonic()
+        gone = server.until(lambda: _http(mortal) == held.total() - 3)
+        assert gone - killed < LEAVES_WITHIN
+        mortal.until_whole()
+        assert victims[0] not in mortal.pids()
+        assert _http(mortal) == held.total() - 3  # a new worker brings none back
     server.until(lambda: server.status(nonce)["status"] == "drained")
 
 

@@ -1,23 +1,25 @@
 """Canonical JSON: one value, one text, whoever writes it.
 
-It is RFC 8785, by the package of that name, and two things that the RFC leaves
-out and the package refuses: an integer that a double cannot hold is the double
-nearest to it, and a lone surrogate is its lower-case `\\u` escape. So a value
-that the package refuses is written here, with the package for every number and
-every text in it. Most are never refused, and cost what the package costs: some
-80 ms a MiB, of which no part belongs into an event loop.
+It is RFC 8785, and two things that the RFC leaves out: an integer that a double
+cannot hold is the double nearest to it, and a lone surrogate is its lower-case
+`\\u` escape. The standard library escapes texts just as the RFC wants it; the
+package `rfc8785` writes the numbers that have an exponent.
+
+A thread that writes lets the event loop beside it go on between two bytecodes,
+never within a call into C. So no call here is given all of a value: it is written
+in parts, and even names are sorted in runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import re
 from collections.abc import Callable, Iterable
 from io import BytesIO
+from itertools import chain
 from math import isfinite
-from typing import IO, Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import rfc8785
 
@@ -27,16 +29,48 @@ EXACT = 2**53 - 1
 """Up to here every integer is a double of its own."""
 
 _SURE = 15  # digits of an integer that is within EXACT whatever they are
-_LONE = re.compile("([\ud800-\udfff])")
+_LONE = re.compile("[\ud800-\udfff]")
+
+_BITE = 2047
+"""Bytes that are hashed without letting go of the interpreter. To let go of it for
+so short a time is worse than not at all: a thread that waits for it begins its wait
+of 5 ms anew, and where that happens more often than every 5 ms, it waits forever."""
+
+Sink = Callable[[bytes], object]
+Large = Callable[[int], object]
 
 
 def canonical(
     value: object,
     *,
     maximum: int | None = None,
-    large: Callable[[int], object] = lambda integer: None,
+    large: Large = lambda integer: None,
 ) -> bytes:
-    """The canonical JSON of a value, in UTF-8.
+    """The canonical JSON of a value, in UTF-8; `write` says more."""
+    text = buffer(maximum or 0)
+    write(value, text.write, maximum=maximum, large=large)
+    text.truncate()
+    return text.getvalue()
+
+
+def buffer(size: int) -> BytesIO:
+    """One for so many bytes, which does not move while it grows up to there: that
+    may take its memory twice. `truncate` it at its end."""
+    made = BytesIO()
+    made.seek(max(0, size))
+    made.write(b"\0")
+    made.seek(0)
+    return made
+
+
+def write(
+    value: object,
+    sink: Sink,
+    *,
+    maximum: int | None = None,
+    large: Large = lambda integer: None,
+) -> None:
+    """Give the canonical JSON of a value, in UTF-8, to a sink, part by part.
 
     `large` is told each integer beyond 53 bits: it is read as a `float`.
 
@@ -44,31 +78,36 @@ def canonical(
         StateValueInvalid: It is not JSON, or nested too deeply.
         StateExportTooLarge: It is more than `maximum` bytes; no more were written.
     """
-    with _sink(maximum) as sink:
-        try:
-            _write(value, sink, large)
-        except RecursionError:
-            _check_cycles(value)
-            raise StateValueInvalid("it is nested too deeply") from None
-        except ValueError:
-            if maximum is None:
-                raise
-            _check_cycles(value)  # without an end it is too large as well
-            raise StateExportTooLarge(maximum) from None
-        end = sink.tell()
-        sink.seek(0)
-        return sink.read(end)
+    try:
+        _Writer(sink, maximum, large).write(value)
+    except RecursionError:
+        _check_cycles(value)
+        raise StateValueInvalid("it is nested too deeply") from None
+    except StateExportTooLarge:
+        _check_cycles(value)  # without an end it is too large as well
+        raise
 
 
-def digest(*parts: bytes) -> str:
-    """The digest of the contract, of bytes in parts."""
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(part)
-    return f"sha256:{total.hexdigest()}"
+class Digest:
+    """The digest of the contract, of bytes that come in parts; `str` makes it."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._hash = hashlib.sha256()
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: bytes | memoryview) -> None:
+        """Take the next part."""
+        rest = memoryview(part)
+        while rest:
+            self._hash.update(rest[:_BITE])
+            rest = rest[_BITE:]
+
+    def __str__(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
 
 
-def loads(body: bytes | bytearray) -> Any:
+def loads(body: bytes | bytearray | memoryview) -> Any:
     """Read JSON as the contract does: in doubles, the last of equal names counts.
 
     An integer within 53 bits is an `int`; a byte order mark is skipped.
@@ -78,7 +117,7 @@ def loads(body: bytes | bytearray) -> Any:
     """
     try:
         return json.loads(
-            body.decode("utf-8-sig"),
+            str(body, "utf-8-sig"),
             parse_int=_integer,
             parse_float=_finite,
             parse_constant=_no_constant,
@@ -111,88 +150,144 @@ def _no_constant(name: str) -> NoReturn:
 
 # Writing
 
+_PARTS = 300  # that are kept before they are written
+_LONG = 250  # characters of a part that is not kept
+_RUN = 4096  # names that are sorted by one call
 
-def _sink(maximum: int | None) -> IO[bytes]:
-    """Where bytes are written to. A map takes so many and refuses more, and does
-    that in C: there is a write for every comma."""
-    if maximum is None:
-        return BytesIO()
-    if maximum < 1:
-        raise StateExportTooLarge(maximum)
-    return cast(IO[bytes], mmap.mmap(-1, maximum))
+_LITERALS = {None: "null", True: "true", False: "false"}
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _write(value: object, sink: IO[bytes], large: Callable[[int], object]) -> None:
-    try:
-        rfc8785.dump(cast(Any, value), sink)
-    except ValueError:
-        sink.seek(0)
-        _write_beyond(value, sink, large)
+class _Writer:
+    """Writes one value."""
+
+    def __init__(self, sink: Sink, maximum: int | None, large: Large) -> None:
+        self._sink = sink
+        self._maximum = maximum
+        self._large = large
+        self._written = 0
+        self._parts: list[str] = []
+        self._scalars: dict[type, Callable[[Any], str]] = {
+            str: _quoted,
+            float: _double,
+            int: self._integer,
+            bool: _LITERALS.__getitem__,
+            type(None): _LITERALS.__getitem__,
+        }
+
+    def write(self, value: object) -> None:
+        """All of it."""
+        self._put("", value)
+        self._flush()
+
+    def _put(self, before: str, value: object) -> None:
+        """Write a value, and what stands before it; one frame for each level."""
+        scalar = self._scalars.get(type(value))
+        if scalar is not None:
+            self._keep(before + scalar(value))
+        elif isinstance(value, dict):
+            members, names = _members(value)
+            before += "{"
+            for name in names:
+                self._put(f"{before}{_quoted(name)}:", members[name])
+                before = ","
+            self._keep("}" if names else before + "}")
+        elif isinstance(value, list | tuple):
+            before += "["
+            for item in value:
+                self._put(before, item)
+                before = ","
+            self._keep("]" if value else before + "]")
+        else:
+            self._put(before, _plain(value))
+
+    def _keep(self, part: str) -> None:
+        self._parts.append(part)
+        if len(part) > _LONG or len(self._parts) > _PARTS:
+            self._flush()
+
+    def _integer(self, value: int) -> str:
+        if -EXACT <= value <= EXACT:
+            return repr(value)
+        self._large(value)
+        try:
+            return _double(float(value))
+        except OverflowError:
+            why = "an integer is beyond the range of a double"
+            raise StateValueInvalid(why) from None
+
+    def _flush(self) -> None:
+        """Write what is kept. No two halves of a pair meet where parts do, since
+        each text is whole, between its quotes."""
+        part = _utf8("".join(self._parts))
+        self._parts.clear()
+        self._written += len(part)
+        if self._maximum is not None and self._written > self._maximum:
+            raise StateExportTooLarge(self._maximum)
+        self._sink(part)
 
 
-def _write_beyond(
-    value: object, sink: IO[bytes], large: Callable[[int], object]
-) -> None:
-    """Write what the package refuses, or refuse it by name."""
+def _plain(value: object) -> str | float | int:
+    """The scalar that an instance of a class of its own is, such as an enum."""
     if isinstance(value, str):
-        _write_text(value, sink)
-    elif isinstance(value, dict):
-        members = {_name(key): member for key, member in value.items()}
-        separator = b"{"
-        for name in sorted(members, key=_utf16):
-            sink.write(separator)
-            _write_text(name, sink)
-            sink.write(b":")
-            _write_beyond(members[name], sink, large)
-            separator = b","
-        sink.write(b"}" if members else b"{}")
-    elif isinstance(value, list | tuple):
-        separator = b"["
-        for item in value:
-            sink.write(separator)
-            _write_beyond(item, sink, large)
-            separator = b","
-        sink.write(b"]" if value else b"[]")
-    else:
-        rfc8785.dump(_scalar(value, large), sink)
-
-
-def _scalar(value: object, large: Callable[[int], object]) -> int | float | None:
-    if isinstance(value, int) and abs(value) > EXACT:
-        return _nearest(value, large)
-    if isinstance(value, float) and not isfinite(value):
-        raise StateValueInvalid(f"{value} is no number of JSON")
-    if value is None or isinstance(value, int | float):
-        return value
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
     raise StateValueInvalid(f"JSON has no {type(value).__name__}")
 
 
-def _nearest(integer: int, large: Callable[[int], object]) -> float:
-    large(integer)
+def _double(number: float) -> str:
+    """As ECMAScript writes it: as Python does, save exponents and a zero behind."""
+    text = float.__repr__(number)
+    if text.endswith(".0"):
+        return text[:-2] if number else "0"
+    if "e" in text:
+        return rfc8785.dumps(float(number)).decode()
+    if "n" in text:
+        raise StateValueInvalid(f"{text} is no number of JSON")
+    return text
+
+
+def _utf8(text: str) -> bytes:
     try:
-        return float(integer)
-    except OverflowError:
-        raise StateValueInvalid("an integer is beyond the range of a double") from None
+        return text.encode()
+    except UnicodeEncodeError:
+        return _LONE.sub(_escaped, _joined(text)).encode()
 
 
-def _name(key: object) -> str:
-    if not isinstance(key, str):
-        raise StateValueInvalid(f"a name must be a text, not {type(key).__name__}")
-    return _joined(key)
+def _escaped(lone: re.Match[str]) -> str:
+    return f"\\u{ord(lone[0]):04x}"
 
 
-def _write_text(text: str, sink: IO[bytes]) -> None:
-    if not _LONE.search(text):
-        rfc8785.dump(text, sink)
-        return
-    sink.write(b'"')
-    for part in _LONE.split(_joined(text)):
-        sink.write(_surrogate(part) or rfc8785.dumps(part)[1:-1])
-    sink.write(b'"')
+# Names
 
 
-def _surrogate(part: str) -> bytes | None:
-    return f"\\u{ord(part):04x}".encode() if _LONE.fullmatch(part) else None
+def _members(value: dict[Any, object]) -> tuple[dict[str, object], list[str]]:
+    """The members, and their names in the order of their UTF-16 code units."""
+    try:
+        is_ascii = all(map(str.isascii, value))
+    except TypeError:
+        kind = next(type(name) for name in value if not isinstance(name, str))
+        raise StateValueInvalid(f"a name must be a text, not {kind.__name__}") from None
+    if is_ascii:
+        return value, _in_order(value)
+    members = {_joined(name): member for name, member in value.items()}
+    return members, _in_order(members, _utf16)
+
+
+def _in_order(
+    names: Iterable[str], key: Callable[[str], bytes] | None = None
+) -> list[str]:
+    """Sorted. One call for many names takes long, and a last one is short where
+    they are sorted in long runs already."""
+    ahead = list(names)
+    if len(ahead) <= _RUN:
+        return sorted(ahead, key=key)
+    starts = range(0, len(ahead), _RUN)
+    runs = (sorted(ahead[start : start + _RUN], key=key) for start in starts)
+    return sorted(chain.from_iterable(runs), key=key)
 
 
 def _joined(text: str) -> str:
@@ -203,7 +298,6 @@ def _joined(text: str) -> str:
 
 
 def _utf16(text: str) -> bytes:
-    """The code units by which names are sorted."""
     return text.encode("utf-16-be", "surrogatepass")
 
 

@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pydantic_core import from_json
+
 from drainmw.bodies import EnvelopeBody, StateBeginRequest
 from drainmw.contract import CURSOR_FORM, REVISION_FORM
-from drainmw.core.canonical import canonical, digest, loads
+from drainmw.core.canonical import Digest, buffer, canonical, loads, write
 from drainmw.core.handoff import Handoff
 from drainmw.errors import (
     StateDigestMismatch,
@@ -90,38 +92,68 @@ class Export:
 
 
 def build(terms: Terms, cursor: object, value: object, maximum: int) -> Export:
-    """Put a value into an envelope; takes some 100 ms a MiB.
+    """Put a value into an envelope; takes up to 60 ms a MiB, and a MiB.
 
     Raises:
         StateExportInvalid: The cursor is not in its form.
         StateValueInvalid: The value is not JSON.
         StateExportTooLarge: Without its digest it is more than `maximum` bytes.
     """
-    checked = check_cursor(cursor)
-    head = _head(terms.members() | {"cursor": checked})
     large: list[int] = []
+    wrapping = _Wrapping(terms, check_cursor(cursor), maximum)
     try:
-        text = canonical(
-            value, maximum=maximum - len(head) - len(_TAIL), large=large.append
-        )
+        write(value, wrapping.put, maximum=wrapping.left, large=large.append)
     except StateExportTooLarge:
         raise StateExportTooLarge(maximum) from None
-    return wrap(terms, checked, text, maximum, large=len(large))
+    return wrapping.export(len(large))
 
 
-def wrap(terms: Terms, cursor: str, text: bytes, maximum: int, *, large: int) -> Export:
+def wrap(
+    terms: Terms, cursor: str, text: bytes | memoryview, maximum: int, *, large: int
+) -> Export:
     """Put the canonical JSON of a value into an envelope.
 
     Raises:
         StateExportTooLarge: Without its digest it is more than `maximum` bytes.
     """
-    members = terms.members() | {"cursor": cursor}
-    head = _head(members)
-    if len(head) + len(text) + len(_TAIL) > maximum:
+    wrapping = _Wrapping(terms, cursor, maximum)
+    if len(text) > wrapping.left:
         raise StateExportTooLarge(maximum)
-    total = digest(head, text, _TAIL)
-    body = b"".join((_head(members | {"digest": total}), text, _TAIL))
-    return Export(body, cursor, total, len(body) > maximum, large)
+    wrapping.put(text)
+    return wrapping.export(large)
+
+
+class _Wrapping:
+    """An envelope while its value is written into it."""
+
+    def __init__(self, terms: Terms, cursor: str, maximum: int) -> None:
+        self._members = terms.members() | {"cursor": cursor}
+        self._maximum = maximum
+        head = _head(self._members)
+        self.left = maximum - len(head) - len(_TAIL)
+        """How many bytes the value may have."""
+        self._digest = Digest(head)
+        self._body = buffer(maximum)
+        self._body.write(self._whole_head())
+
+    def put(self, part: bytes | memoryview) -> None:
+        """Take the next part of the value."""
+        self._digest.add(part)
+        self._body.write(part)
+
+    def export(self, large: int) -> Export:
+        """The envelope, with its digest in its place."""
+        self.put(_TAIL)
+        self._body.truncate()
+        self._body.seek(0)
+        self._body.write(self._whole_head())
+        body, total = self._body.getvalue(), str(self._digest)
+        is_over = len(body) > self._maximum
+        return Export(body, str(self._members["cursor"]), total, is_over, large)
+
+    def _whole_head(self) -> bytes:
+        """With the digest of what there is by now; all of them are equally long."""
+        return _head(self._members | {"digest": str(self._digest)})
 
 
 def check_cursor(cursor: object) -> str:
@@ -148,11 +180,10 @@ def _head(members: dict[str, object]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What an envelope held, once it was verified."""
+    """What an envelope held beside its value, once it was verified."""
 
     terms: Terms
     cursor: str
-    value: Any
     digest: str
 
 
@@ -188,23 +219,38 @@ class Arriving:
         self.body += part
 
 
-def verify(body: bytes | bytearray, terms: Terms) -> Envelope:
-    """Read an envelope and check it; takes some 100 ms a MiB.
+def verify(body: bytes | bytearray, terms: Terms) -> tuple[Any, Envelope]:
+    """Read a value and its envelope, and check them; takes up to 70 ms a MiB.
 
     Raises:
         StateEnvelopeInvalid: It is not in its form, or not the one asked for.
         StateDigestMismatch: The digest is not that of its contents.
     """
     try:
-        given = EnvelopeBody.parse(loads(body))
+        given, large = EnvelopeBody.parse(_read(body)), list[int]()
         _check_terms(Terms.of(given), terms)
-        text = canonical(given.value)
+        total = Digest(_head(terms.members() | {"cursor": given.cursor}))
+        write(given.value, total.add, large=large.append)
+        total.add(_TAIL)
     except StateValueInvalid as exc:
         raise StateEnvelopeInvalid(str(exc)) from None
-    head = _head(terms.members() | {"cursor": given.cursor})
-    if digest(head, text, _TAIL) != given.digest:
+    if str(total) != given.digest:
         raise StateDigestMismatch
-    return Envelope(terms, given.cursor, given.value, given.digest)
+    value = EnvelopeBody.parse(loads(body)).value if large else given.value
+    return value, Envelope(terms, given.cursor, given.digest)
+
+
+def _read(body: bytes | bytearray) -> Any:
+    """As `loads` does, save that integers stay what they are, and that a number
+    beyond the range of a double is for the writer to refuse.
+
+    It is faster, and makes no text of the whole, which takes four bytes for each
+    character as soon as there is an emoji in it. What is rare it does not read.
+    """
+    try:
+        return from_json(body, allow_inf_nan=False, cache_strings="keys")
+    except ValueError:
+        return loads(body)
 
 
 def _check_terms(given: Terms, asked: Terms) -> None:

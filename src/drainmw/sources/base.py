@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -24,11 +24,19 @@ class Running:
 
     id: str
     started: float  # monotonic seconds
+    kind: Literal["jobs", "schedules"] = "jobs"
+    """Which of its counters has it."""
 
 
 @runtime_checkable
 class WorkSource(Protocol):
-    """An engine's adapter. All of it is called in the event loop of the drain."""
+    """An engine's adapter. All of it is called in the event loop of the drain.
+
+    It can be held before its engine has started, which then starts held: a worker
+    may be born while its release drains. For the report it may have `running`, and
+    as whole numbers `handed_back`, the leases that went back to their broker
+    unstarted, and `overdue`, the due fires that are withheld while it is held.
+    """
 
     name: str
     intake: Intake
@@ -64,9 +72,50 @@ class WorkSource(Protocol):
 
 
 @runtime_checkable
+class BlockingSource(Protocol):
+    """An adapter of an engine that blocks. Called in threads, never in an event loop.
+
+    `hold` and `release` are called one at a time; `count` and `settle` also while
+    another of these runs. It raises as a `WorkSource` does.
+    """
+
+    def hold(self) -> None:
+        """Stop intake, as a barrier. Idempotent; waits for no running work."""
+        ...
+
+    def count(self) -> Counts:
+        """What it holds now."""
+        ...
+
+    def settle(self) -> None:
+        """Block until the count is zero and unstarted work is handed back.
+
+        It has to return when `release` is called, too.
+        """
+        ...
+
+    def release(self) -> None:
+        """Undo `hold`, also one that was done by half. Idempotent."""
+        ...
+
+
+@runtime_checkable
 class Explains(Protocol):
     """A source that can say what it still runs."""
 
     def running(self) -> Iterable[Running]:
         """Its work in flight, oldest first."""
+        ...
+
+
+@runtime_checkable
+class Fed(Protocol):
+    """A push source that asks, while held, whether work in flight offers the work."""
+
+    def fed_by(self, is_fed: Callable[[], bool]) -> None:
+        """Take work, while held, where that says so.
+
+        It is true while requests are in flight, and where it is called in a
+        running piece of work of any source of the drain.
+        """
         ...

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from drainmw.errors import (
     CountersInvalid,
@@ -23,6 +24,7 @@ from drainmw.errors import (
 from drainmw.flag import Flag
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
+from drainmw.sources.feeding import feeder
 from drainmw.text import failure_text
 
 RETRY_FIRST = 0.05  # seconds
@@ -72,7 +74,8 @@ class Holds:
         if not isinstance(source, WorkSource):
             raise Misuse(
                 f"{type(source).__name__} is no work source: it needs name, intake, "
-                "hold, count, settled and release"
+                "hold, count, settled and release; one that blocks goes into "
+                "ThreadedSource"
             )
         name: object = source.name
         if not isinstance(name, str) or not name:
@@ -84,6 +87,11 @@ class Holds:
         entry = Entry(source)
         self.entries.append(entry)
         return entry
+
+    def are_feeding(self) -> bool:
+        """Whether this is called in a running piece of work of one of them."""
+        work = feeder()
+        return work is not None and any(e.source is work.source for e in self.entries)
 
     def start(self, epoch: int, *intakes: Intake) -> None:
         """Start the holds of those intakes, in that order, waiting for none."""
@@ -182,6 +190,7 @@ class Holds:
             done, late = await asyncio.wait(waiting, timeout=self._count_timeout)
             for task in late:
                 task.cancel()
+                task.add_done_callback(_retrieve)
             for task, i in waiting.items():
                 first[i] = _answer(self.entries[i], task if task in done else None)
         return [answer for answer in first if isinstance(answer, Seen)]
@@ -202,6 +211,9 @@ class Holds:
         for answer in now:
             if inspect.iscoroutine(answer):
                 answer.close()
+            elif isinstance(answer, asyncio.Future):
+                answer.cancel()
+                answer.add_done_callback(_retrieve)
         known = [a.counts for a in now if isinstance(a, Seen) and a.counts]
         return Counts(sum(c.jobs for c in known), sum(c.schedules for c in known))
 
@@ -268,12 +280,20 @@ async def _when_done(tasks: list[asyncio.Task[None]], done: Callable[[], None]) 
     done()
 
 
-def running_of(source: WorkSource) -> list[Running]:
+def running_of(source: object) -> list[Running]:
     """What a source still runs; nothing where it cannot say so, or fails to."""
     try:
         return list(source.running()) if isinstance(source, Explains) else []
     except Exception:
         return []
+
+
+def number_of(source: object, name: str) -> int | None:
+    """A number that a source may tell; `None` where it does not, or cannot."""
+    try:
+        return whole(getattr(source, name), name)
+    except Exception:
+        return None
 
 
 def total(answers: Iterable[Seen]) -> Counts:
@@ -357,7 +377,7 @@ async def together(*waits: Awaitable[None]) -> None:
             task.cancel()
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Look at a hold's exception, so that nobody complains that no one did."""
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Look at its exception, so that nobody complains, or tells, that no one did."""
     if not task.cancelled():
         task.exception()

@@ -1,0 +1,233 @@
+"""A source in other processes: workers that an `Agent` answers for.
+
+Their sockets lie in one directory, and so does the mark that says whether they are
+to be held. The mark is made before anybody is asked, and a worker listens before it
+looks for the mark: so one that comes up meanwhile either is found or finds it.
+
+Who was held and does not answer has died, unless its socket says that it left in
+order; then what it still ran is unknown, which is never zero. It is known again
+once another worker answers under that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from drainmw import socketfile
+from drainmw.agent import LEFT, LIVE, LONGEST_POLL
+from drainmw.errors import Misuse, SourceError, SourceUnavailable
+from drainmw.sources import mark
+from drainmw.sources.base import Counts, Intake, Running
+from drainmw.text import failure_text
+
+PATIENCE = 5.0  # seconds for an answer
+PAUSE = 0.05  # seconds before those who have not settled are asked again
+_LINE_MAXIMUM = 65536  # bytes of an answer
+
+Answer = dict[str, Any] | None
+"""`None` where nobody listens."""
+
+
+class RemoteSource:
+    """All workers whose sockets lie in one directory, as one source."""
+
+    def __init__(
+        self, name: str, intake: Intake, directory: Path | str, *, expected: int = 1
+    ) -> None:
+        """`expected` is how many workers there are at least: with fewer of them the
+        count is unknown.
+
+        Raises:
+            SettingsError: The directory is not private.
+        """
+        if expected < 0:
+            raise Misuse(f"expected must be at least 0, not {expected}")
+        self.name = name
+        self.intake: Intake = intake
+        self.overdue: int | None = None
+        self.handed_back: int | None = None
+        self._directory = Path(directory)
+        self._expected = expected
+        self._mark: mark.Mark | None = None
+        self._known: set[str] = set()  # who has answered under that mark
+        self._running: list[Running] = []
+        socketfile.check_directory(self._directory, f"source {name}")
+        self._clear_up()
+
+    async def hold(self) -> None:
+        """Hold every worker, side by side, and those that come up from now on."""
+        if self._mark is None or not self._mark.stands:
+            self._forget()
+            self._mark = self._wanted()
+        answers = await self._ask_all("hold", self._mark.token)
+        held = [name for name, answer in answers.items() if answer is not None]
+        self._known.update(held)
+        self._check_number(len(held))
+
+    async def count(self) -> Counts:
+        """The sum over the workers."""
+        answers = await self._ask_all("count")
+        for name, answer in answers.items():
+            if answer is not None and not self._is_as_wanted(answer):
+                answers[name] = await self._put_right(name, answer)
+        there = {name: a for name, a in answers.items() if a is not None}
+        if self._mark is not None:
+            self._known.update(there)
+        self._check_number(len(there) + self._left_in_order(there))
+        counts = [Counts(*answer["counts"]) for answer in there.values()]
+        self._note(there.values())
+        return Counts(sum(c.jobs for c in counts), sum(c.schedules for c in counts))
+
+    async def settled(self) -> None:
+        """Return when every worker has settled, under the hold that stands."""
+        while True:
+            await self.count()  # who has died is not waited for
+            if self._mark is None:
+                raise SourceUnavailable(f"{self.name} is not held")
+            answers = await self._ask_all("settled", self._mark.token)
+            settled = all(a is None or a["settled"] for a in answers.values())
+            if settled and not any(await self.count()):
+                return
+            await asyncio.sleep(PAUSE)
+
+    async def release(self) -> None:
+        """Release every worker that lives."""
+        if self._mark is None:
+            return
+        self._mark.remove()
+        await self._ask_all("release", self._mark.token)
+        self._forget()
+
+    def running(self) -> Iterable[Running]:
+        """What the workers ran when they were last counted, oldest first."""
+        return sorted(self._running, key=lambda piece: piece.started)
+
+    # Who is there, and in which hold
+
+    def _wanted(self) -> mark.Mark:
+        try:
+            return mark.take(self._directory)
+        except OSError as exc:
+            raise SourceUnavailable(f"{self._directory}: {exc.strerror}") from None
+
+    def _is_as_wanted(self, answer: Mapping[str, Any]) -> bool:
+        """Held under our mark; or, where we want no hold, not left over from one."""
+        token: str | None = answer["token"]
+        if self._mark is not None:
+            return token == self._mark.token
+        if token is None:
+            return True
+        self._clear_up()
+        return mark.standing(self._directory) is not None
+
+    async def _put_right(self, name: str, answer: Mapping[str, Any]) -> Answer:
+        """Hold who is not held though we want it, release who is though nobody does."""
+        if self._mark is None:
+            await self._ask(name, "release", answer["token"])
+            return await self._ask(name, "count")
+        if not self._mark.stands:
+            raise SourceUnavailable(f"{self.name} was released by another process")
+        await self._ask(name, "hold", self._mark.token)
+        again = await self._ask(name, "count")
+        if again is not None and again["token"] != self._mark.token:
+            raise SourceUnavailable(f"worker {name} of {self.name} is not held")
+        return again
+
+    def _left_in_order(self, there: Mapping[str, Any]) -> int:
+        """How many of those that were held have left, and were done."""
+        gone = self._known - there.keys()
+        for name in sorted(gone):
+            path = self._directory / name
+            if path.with_name(name + LIVE).exists() or not (
+                path.with_name(name + LEFT).exists()
+            ):
+                raise SourceUnavailable(
+                    f"worker {name} of {self.name} died while it was held"
+                )
+        return len(gone)
+
+    def _check_number(self, number: int) -> None:
+        if number < self._expected:
+            raise SourceUnavailable(
+                f"{number} of {self._expected} workers of {self.name} answer "
+                f"in {self._directory}"
+            )
+
+    def _clear_up(self) -> None:
+        """Remove the mark of a hold that nobody wants any more: its process died."""
+        orphan = mark.orphan(self._directory)
+        if orphan is not None:
+            orphan.remove()
+            orphan.close()
+
+    def _forget(self) -> None:
+        if self._mark is not None:
+            self._mark.close()
+        self._mark = None
+        self._known.clear()
+
+    def _note(self, answers: Iterable[Mapping[str, Any]]) -> None:
+        answers = list(answers)
+        self._running = [Running(*piece) for a in answers for piece in a["running"]]
+        self.overdue = _sum(a["overdue"] for a in answers)
+        self.handed_back = _sum(a["handedBack"] for a in answers)
+
+    # Questions
+
+    async def _ask_all(self, ask: str, token: str | None = None) -> dict[str, Answer]:
+        """Ask everybody, side by side; the first failure once all have answered."""
+        names = self._names()
+        asked = (self._ask(name, ask, token) for name in names)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        told: dict[str, Answer] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            told[name] = answer
+        return told
+
+    def _names(self) -> list[str]:
+        try:
+            files = os.listdir(self._directory)
+        except OSError as exc:
+            raise SourceUnavailable(f"{self._directory}: {exc.strerror}") from None
+        return sorted(f.removesuffix(LIVE) for f in files if f.endswith(LIVE))
+
+    async def _ask(self, name: str, ask: str, token: str | None = None) -> Answer:
+        who = f"worker {name} of {self.name}"
+        question = json.dumps({"ask": ask, "token": token}).encode() + b"\n"
+        patience = PATIENCE + (LONGEST_POLL if ask == "settled" else 0.0)
+        try:
+            async with asyncio.timeout(patience):
+                line = await _exchange(self._directory / f"{name}{LIVE}", question)
+            answer: dict[str, Any] = json.loads(line) if line else {}
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+        except (OSError, ValueError) as exc:
+            raise SourceUnavailable(f"{who}: {failure_text(exc)}") from None
+        if not answer:
+            raise SourceUnavailable(f"{who} broke off")
+        if "error" in answer:
+            error = SourceUnavailable if answer["unavailable"] else SourceError
+            raise error(f"{who}: {answer['error']}")
+        return answer
+
+
+async def _exchange(path: Path, question: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_MAXIMUM)
+    try:
+        writer.write(question)
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """Over those who say; `None` if nobody does."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
