@@ -29,6 +29,12 @@ INTERRUPT = ("tests/test_interrupt.py",)
 EXCHANGE = ("tests/test_exchange.py",)
 CANONICAL = ("tests/core/test_canonical.py",)
 STATE_VECTORS = ("tests/test_state_vectors.py",)
+HANDOFF = ("tests/core/test_handoff.py",)
+ORIGIN = ("tests/test_origin.py::test_elsewhere_nothing_is_proven",)
+_OF_SEALED = "test_what_is_sealed_goes_out_the_same_whatever_the_app_does"
+SEALED = (f"tests/test_exporting.py::{_OF_SEALED}",)
+_OF_LATE = "test_an_import_that_goes_on_after_its_deadline_is_undone_when_it_ends"
+LATE = (f"tests/test_importing.py::{_OF_LATE}",)
 
 
 @dataclass(frozen=True)
@@ -268,6 +274,56 @@ LIES = (
         '    return _utf16(text).decode("utf-16-be", "surrogatepass")\n',
         "    return text\n",
         CANONICAL,
+    ),
+    Lie(
+        "a release whose state has gone over serves again",
+        "core/drain.py",
+        "if self.run.acknowledged and not force:",
+        "if False:",
+        PHASES,
+    ),
+    Lie(
+        "state goes to one new release after another",
+        "core/drain.py",
+        "given.acknowledged and given.nonce != nonce:",
+        "False:",
+        PHASES,
+    ),
+    Lie(
+        "a worker that knows nothing of the state does not matter",
+        "core/handoff.py",
+        "if set(live) != set(handoff.members):",
+        "if not set(handoff.members) <= set(live):",
+        HANDOFF,
+    ),
+    Lie(
+        "what has moved here for good can be undone",
+        "core/handoff.py",
+        'if handoff.status != "acknowledged" or not handoff.provisional:',
+        'if handoff.status != "acknowledged":',
+        HANDOFF,
+    ),
+    Lie(
+        "what is sealed is exported anew",
+        "exporting.py",
+        "        if (run := self._lifecycle.run) is not None and run.sealed:\n"
+        "            kept",
+        "        if False:\n            kept",
+        SEALED,
+    ),
+    Lie(
+        "what was imported too late stays",
+        "importing.py",
+        '            if handoff.status == "failed":\n                here.over',
+        "            if False:\n                here.over",
+        LATE,
+    ),
+    Lie(
+        "who is out of sight is dead",
+        "origin.py",
+        'process.get("host") != _host()',
+        "False",
+        ORIGIN,
     ),
 )
 
