@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("arq")
 
-from tests.engines.conftest import folder, journal, redis_url, valkey_port
+from tests.engines.conftest import journal, redis_url, valkey_port
 from tests.engines.journal import Journal
 from tests.engines.redis5.arqs import here
 from tests.engines.scenario import holds_at_random
 
-__all__ = ["folder", "journal", "redis_url", "valkey_port"]
+__all__ = ["journal", "redis_url", "valkey_port"]
 
 pytestmark = [
     pytest.mark.anyio,

@@ -22,7 +22,7 @@ from arq.worker import Worker, create_worker
 
 from drainmw.agent import Agent
 from drainmw.errors import Misuse, SourceUnavailable
-from drainmw.flag import Flag
+from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.text import failure_text
 
@@ -54,7 +54,7 @@ class ArqWorker:
         self._starting: Counts = Counts()
         self._running: dict[asyncio.Task[Any], Running] = {}
         self._leased: set[asyncio.Task[Any]] = set()  # those that have not begun
-        self._changed = Flag()
+        self._changes = Pulse()
         self._start, worker.start_jobs = worker.start_jobs, self._start_jobs
         self._fire, worker.run_cron = worker.run_cron, self._run_cron
         self._begin, worker.on_job_start = worker.on_job_start, self._on_job_start
@@ -65,9 +65,7 @@ class ArqWorker:
         async with self._turn:
             pass
         # A lease is a round trip ahead of its job, and cannot be given back.
-        while self._held and self._leased:
-            self._changed.clear()
-            await self._changed
+        await self._changes.until(lambda: not (self._held and self._leased))
 
     def count(self) -> Counts:
         """Jobs whose outcome is not stored, and fires that are being enqueued.
@@ -85,15 +83,12 @@ class ArqWorker:
         Raises:
             SourceUnavailable: The worker has died.
         """
-        while any(self.count()):
-            self._changed.clear()
-            if any(self.count()):
-                await self._changed
+        await self._changes.until(lambda: not any(self.count()))
 
     async def release(self) -> None:
         """Start work again, from the next poll of the worker."""
         self._held = False
-        self._changed.set()
+        self._changes.beat()
 
     def running(self) -> Iterator[Running]:
         """The jobs that are not done, oldest first."""
@@ -168,18 +163,18 @@ class ArqWorker:
 
     async def _on_job_start(self, ctx: dict[str, Any]) -> None:
         self._leased.discard(asyncio.current_task())
-        self._changed.set()
+        self._changes.beat()
         if self._begin is not None:
             await self._begin(ctx)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.pop(task, None)
         self._leased.discard(task)
-        self._changed.set()
+        self._changes.beat()
 
     def _ended_starting(self) -> None:
         self._starting = Counts()
-        self._changed.set()
+        self._changes.beat()
 
     def _key(self, fire: str) -> str:
         return f"{FIRED}:{self._worker.queue_name}:{fire}"
