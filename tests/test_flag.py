@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from drainmw.errors import Misuse
-from drainmw.flag import Flag
+from drainmw.flag import Flag, Pulse
 from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
@@ -119,3 +119,20 @@ async def test_to_block_a_thread_with_an_event_loop_is_refused() -> None:
     """It would never be set, and nothing else would run either."""
     with pytest.raises(Misuse, match="await the flag itself"):
         Flag().wait()
+
+
+async def test_each_who_waits_until_something_looks_after_every_beat() -> None:
+    pulse = Pulse()
+    seen: list[int] = []
+    first = asyncio.create_task(pulse.until(lambda: len(seen) >= 1))
+    second = asyncio.create_task(pulse.until(lambda: len(seen) >= 2))
+    await calm()
+    seen.append(1)
+    await calm()
+    assert not first.done()
+    pulse.beat()
+    await calm()
+    assert first.done() and not second.done()
+    seen.append(2)
+    pulse.beat()
+    await asyncio.wait_for(second, 1)

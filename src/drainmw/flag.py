@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from drainmw.errors import Misuse
 
@@ -105,6 +105,14 @@ class Pulse:
         finally:
             with self._lock:
                 self._waiters.pop(waiter, None)
+
+    async def until(self, met: Callable[[], object]) -> None:
+        """Return once that is true, which is looked at after every beat."""
+        while True:
+            count = self.count
+            if met():
+                return
+            await self.after(count)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,0 +1,64 @@
+"""Taskiq's scheduler: the clock that sends tasks when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskiq.abc.schedule_source import ScheduleSource
+from taskiq.scheduler.scheduled_task import ScheduledTask
+from taskiq.scheduler.scheduler import TaskiqScheduler
+
+from drainmw.flag import Pulse
+from drainmw.sources.base import Counts, Intake
+
+
+class TaskiqClock:
+    """A scheduler of this event loop. It counts the tasks that are being sent.
+
+    The source stands before the one method by which the scheduler's loop sends. Who
+    is due while it is held waits there, once for each schedule, until the release.
+    """
+
+    intake: Intake = "clock"
+
+    def __init__(
+        self, scheduler: TaskiqScheduler, *, name: str = "taskiq scheduler"
+    ) -> None:
+        self.name = name
+        self.overdue = 0
+        self._released = asyncio.Event()
+        self._released.set()
+        self._sending = 0
+        self._changes = Pulse()
+        self._send = scheduler.on_ready
+        scheduler.on_ready = self._on_ready  # type: ignore[method-assign]
+
+    async def hold(self) -> None:
+        """Send nothing more; what is being sent is counted."""
+        self._released.clear()
+
+    def count(self) -> Counts:
+        """The tasks that are being sent."""
+        return Counts(schedules=self._sending)
+
+    async def settled(self) -> None:
+        """Return when nothing is being sent."""
+        await self._changes.until(lambda: not self._sending)
+
+    async def release(self) -> None:
+        """Send again, first what has been due meanwhile."""
+        self._released.set()
+
+    async def _on_ready(self, source: ScheduleSource, task: ScheduledTask) -> None:
+        while not self._released.is_set():
+            self.overdue += 1
+            try:
+                await self._released.wait()
+            finally:
+                self.overdue -= 1
+        self._sending += 1
+        try:
+            await self._send(source, task)
+        finally:
+            self._sending -= 1
+            self._changes.beat()

@@ -1,0 +1,225 @@
+"""Taskiq's receivers, held in this loop and in processes of their own."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as NoConnection
+from taskiq_redis import PubSubBroker
+
+from drainmw.errors import Misuse, SourceUnavailable
+from drainmw.sources.base import Counts
+from drainmw.sources.remote import RemoteSource
+from drainmw.sources.taskiq import TaskiqWorkers
+from tests.engines.journal import Journal
+from tests.engines.scenario import (
+    SLOTS,
+    all_ran_once,
+    hand_over,
+    hold_in_the_middle,
+    holds_at_random,
+)
+from tests.engines.taskiqs import MakeBroker, Taskiq, here, on_a_list, on_a_stream
+from tests.processes import PATIENCE, Process, running
+from tests.rig import Release, Waiting
+
+pytestmark = [
+    pytest.mark.anyio,
+    # A broker of a stream leaves a pipeline open when its reading is ended.
+    pytest.mark.filterwarnings("ignore:Unclosed client session:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*Redis.__del__"),
+]
+
+both = pytest.mark.parametrize("make", [on_a_list, on_a_stream])
+
+
+@both
+async def test_it_passes_the_scenario(
+    make: MakeBroker, redis_url: str, journal: Journal
+) -> None:
+    async with here(make, redis_url, journal, max_prefetch=2) as engine:
+        await hold_in_the_middle(engine, journal, prompt=0.1)
+
+
+@both
+async def test_it_passes_at_random(
+    make: MakeBroker, redis_url: str, journal: Journal
+) -> None:
+    """J4: what it has pulled ahead goes back, or runs."""
+    async with here(make, redis_url, journal, max_prefetch=2) as engine:
+        await holds_at_random(engine, journal, rounds=10)
+        assert engine.source.handed_back > 0
+
+
+@both
+async def test_what_one_release_has_not_started_another_runs(
+    make: MakeBroker, redis_url: str, journal: Journal
+) -> None:
+    """J1: nothing of the new one is paused."""
+    async with (
+        here(make, redis_url, journal) as blue,
+        here(make, redis_url, journal) as green,
+    ):
+        await hand_over(blue, green, journal)
+
+
+@both
+async def test_another_release_need_not_wait_for_what_runs_here(
+    make: MakeBroker, redis_url: str, journal: Journal
+) -> None:
+    """What this one was delivered ahead is in the queue again at once."""
+    async with (
+        here(make, redis_url, journal, max_prefetch=4) as blue,
+        here(make, redis_url, journal) as green,
+    ):
+        await green.source.hold()
+        await green.source.settled()
+        ids = [f"job-{n:02}" for n in range(12)]
+        await blue.enqueue(ids, 0.6)
+        await journal.until(lambda: len(journal.started()) == SLOTS, "blue is busy")
+        await blue.source.hold()
+        await asyncio.sleep(0.1)
+        assert blue.source.count() == Counts(jobs=SLOTS)
+        assert blue.source.handed_back >= 1
+        since = time.monotonic()
+        await green.source.release()
+        await journal.until(lambda: len(journal.started(since)) == SLOTS, "green's")
+        assert journal.ended() == []
+        await blue.source.settled()
+        await all_ran_once(journal, ids)
+
+
+@both
+async def test_a_receiver_can_be_held_before_it_listens(
+    make: MakeBroker, redis_url: str, journal: Journal
+) -> None:
+    async with here(make, redis_url, journal, starts=False) as engine:
+        await engine.source.hold()
+        engine.start()
+        await engine.enqueue(["early"], 0.0)
+        await asyncio.sleep(0.2)
+        assert journal.lines() == []
+        await engine.source.release()
+        await all_ran_once(journal, ["early"])
+
+
+async def test_an_idle_pop_is_over_when_it_has_settled(
+    redis_url: str, journal: Journal
+) -> None:
+    """Whoever ends the process afterwards loses nothing."""
+    async with here(on_a_list, redis_url, journal) as engine:
+        await asyncio.sleep(0.1)
+        await engine.source.hold()
+        await engine.source.settled()
+        await engine.enqueue(["later"], 0.0)
+        await asyncio.sleep(0.4)
+        assert engine.source.handed_back == 0
+        await engine.source.release()
+        await all_ran_once(journal, ["later"])
+
+
+async def test_consumers_are_quiet_while_requests_are_busy(
+    redis_url: str, journal: Journal
+) -> None:
+    """J2: within 200 ms of the begin, not after HTTP."""
+    app = Waiting()
+    release = Release(app)
+    async with here(on_a_stream, redis_url, journal) as engine:
+        release.drain.add_source(engine.source)
+        ids = [f"job-{n}" for n in range(40)]
+        await engine.enqueue(ids, 0.05)
+        await journal.until(lambda: len(journal.started()) > SLOTS, "it works")
+        async with release.call() as call:
+            await release.client.begin(timeoutMs=5000)
+            begun = time.monotonic()
+            await asyncio.sleep(0.4)
+            assert journal.started(since=begun + 0.2) == [], str(journal)
+            assert journal.running() == []
+            app.go.set()
+            await call.wait()
+            await release.drain.ended
+        assert str(release.drain.phase) == "drained"
+        report = await release.client.report()
+        (told,) = (one for one in report["sources"] if one["name"] == "taskiq")
+        assert told["handedBack"] > 0
+        await release.client.resume()
+        await all_ran_once(journal, ids)
+
+
+async def test_running_jobs_stand_in_the_report(
+    redis_url: str, journal: Journal
+) -> None:
+    """J7."""
+    release = Release()
+    async with here(on_a_list, redis_url, journal) as engine:
+        release.drain.add_source(engine.source)
+        await engine.enqueue(["slow-1", "slow-2"], 20.0)
+        await journal.until(lambda: len(journal.started()) == 2, "both run")
+        await release.client.begin(timeoutMs=200)
+        await release.drain.ended
+        report = await release.client.report()
+        assert report["failure"] == "RUNTIME_DRAIN_TIMEOUT"
+        (told,) = (one for one in report["sources"] if one["name"] == "taskiq")
+        assert (told["jobs"], sorted(told["running"])) == (2, ["slow-1", "slow-2"])
+
+
+async def test_a_receiver_that_died_is_unknown_until_one_listens(
+    redis_url: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J5: what it had been delivered is not to be told."""
+
+    async def fails(*_: object) -> None:
+        await asyncio.sleep(0.05)  # Taskiq listens again without a pause
+        raise NoConnection("the broker is gone")
+
+    async with here(on_a_stream, redis_url, journal) as engine:
+        await asyncio.sleep(0.1)
+        queue = engine.source._queue
+        monkeypatch.setattr(queue, "give_back_unread", fails)
+        await engine.source.hold()
+        with pytest.raises(SourceUnavailable, match=r"died: .*the broker is gone"):
+            await engine.source.settled()
+        with pytest.raises(SourceUnavailable, match="the broker is gone"):
+            engine.source.count()
+        monkeypatch.undo()
+        await asyncio.sleep(0.3)
+        await engine.source.settled()
+        assert engine.source.count() == Counts()
+
+
+def test_a_broker_of_another_kind_is_refused() -> None:
+    with pytest.raises(Misuse, match="or a ListQueueBroker, not a PubSubBroker"):
+        TaskiqWorkers(PubSubBroker("redis://127.0.0.1"))
+
+
+@pytest.fixture
+def command(redis_url: str, folder: Path) -> Iterator[Process]:
+    """Taskiq's own command with two worker processes."""
+    words = ["worker", "tests.engines.taskiqs:broker", "--workers", "2"]
+    words += ["--receiver", "tests.engines.taskiqs:Apart", "--max-async-tasks", "2"]
+    own = {"TASKIQ_URL": redis_url, "TASKIQ_AGENTS": str(folder)}
+    with running("-m", "taskiq", *words, environment=own) as process:
+        deadline = time.monotonic() + PATIENCE
+        while len(list(folder.glob("*.sock"))) < 2:
+            assert time.monotonic() < deadline, process.err.text
+            time.sleep(0.02)
+        yield process
+
+
+async def test_worker_processes_pass_the_scenario(
+    command: Process, redis_url: str, folder: Path, journal: Journal
+) -> None:
+    source = RemoteSource("taskiq", "pull", folder, expected=2)
+    broker = on_a_stream(redis_url)
+    await broker.startup()
+    await hold_in_the_middle(Taskiq(broker, source, journal), journal, prompt=0.5)
+    await source.hold()
+    await source.settled()
+    command.signal(signal.SIGTERM)
+    assert command.exit_code() == 0, command.err.text
+    await source.settled()
+    assert await source.count() == Counts()
+    await broker.shutdown()
