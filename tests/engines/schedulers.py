@@ -18,12 +18,14 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy import event
 
 from drainmw.sources.apscheduler import APSchedulerSource
 from tests.engines.journal import Journal
 from tests.engines.scenario import SLOTS
 
 IN_LOOP, IN_THREADS = "asyncio", "threads"
+SPACE = 1.5  # from four jobs to the next, in the length of a job
 BODIES = {
     IN_LOOP: "tests.engines.journal:work_async",
     IN_THREADS: "tests.engines.journal:work",
@@ -35,8 +37,7 @@ class Scheduled:
 
     def __init__(self, journal: Journal, kind: str, file: Path | None = None) -> None:
         """Its jobs are in that file of SQLite, or in memory."""
-        store = SQLAlchemyJobStore(f"sqlite:///{file}") if file else MemoryJobStore()
-        stores = {"default": store}
+        stores = {"default": _database(file) if file else MemoryJobStore()}
         self.scheduler: Any
         if kind == IN_LOOP:
             self.scheduler = AsyncIOScheduler(jobstores=stores, timezone=UTC)
@@ -50,8 +51,11 @@ class Scheduled:
         self._body = BODIES[kind]
 
     async def enqueue(self, ids: Sequence[str], seconds: float) -> None:
+        await asyncio.to_thread(self._enqueue, ids, seconds)
+
+    def _enqueue(self, ids: Sequence[str], seconds: float) -> None:
         for number, id in enumerate(ids):
-            self.add(id, seconds, due_in=number // SLOTS * seconds)
+            self.add(id, seconds, due_in=number // SLOTS * seconds * SPACE)
 
     def add(self, id: str, seconds: float, *, due_in: float = 0.0) -> None:
         """A job that runs once; it is lost if it is run more than a second late."""
@@ -62,6 +66,16 @@ class Scheduled:
             args=[str(self._journal.path), id, seconds],
             id=id,
         )
+
+
+def _database(file: Path) -> SQLAlchemyJobStore:
+    store = SQLAlchemyJobStore(f"sqlite:///{file}")
+    event.listen(store.engine, "connect", _wait_for_no_disk)
+    return store
+
+
+def _wait_for_no_disk(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
 
 
 @asynccontextmanager

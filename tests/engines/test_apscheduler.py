@@ -33,7 +33,9 @@ async def test_it_passes_the_scenario(
 ) -> None:
     made = engine(kind, store, journal, tmp_path)
     async with started(made):
-        await hold_in_the_middle(made, journal, seconds=0.1, prompt=0.2, may_start=True)
+        await hold_in_the_middle(
+            made, journal, jobs=24, seconds=0.1, prompt=0.5, may_start=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ async def test_the_jobs_of_a_store_go_to_another_release(
     file = tmp_path / "jobs.sqlite"
     blue, green = (Scheduled(journal, kind, file) for _ in range(2))
     async with started(blue, green):
-        await hand_over(blue, green, journal, seconds=0.1)
+        await hand_over(blue, green, journal, jobs=24, seconds=0.1)
 
 
 async def test_what_comes_due_in_a_hold_runs_once_after_it(

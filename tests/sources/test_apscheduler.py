@@ -381,6 +381,22 @@ async def test_what_ran_before_the_source_was_made_counts(
         assert (source.count(), source.running()) == (Counts(), [])
 
 
+async def test_what_ran_before_counts_until_its_listeners_have_heard(
+    gate: Gate,
+) -> None:
+    scheduler, heard = in_threads(), Gate()
+    scheduler.add_listener(lambda _event: heard(), EVENT_JOB_EXECUTED)
+    async with running(scheduler):
+        scheduler.add_job(gate)
+        await until(lambda: gate.entered)
+        source = APSchedulerSource(scheduler)
+        gate.go.set()
+        await until(lambda: heard.entered)
+        assert source.count() == Counts(schedules=1)
+        heard.go.set()
+        await settled(source)
+
+
 async def test_stores_and_executors_of_later_are_held_and_counted(gate: Gate) -> None:
     scheduler, ran = in_threads(), list[str]()
     source = APSchedulerSource(scheduler)

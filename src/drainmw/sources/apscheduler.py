@@ -236,6 +236,10 @@ class APSchedulerSource:
         *result: object,
         **more: object,
     ) -> None:
+        key = executor, job_id
+        with self._lock:
+            if len(self._accepted.get(key, ())) == 1:
+                self._inherited.discard(key)  # we see the end of all of them
         try:
             end(job_id, *result, **more)  # calls the listeners, too
         finally:
