@@ -321,9 +321,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(met: Callable[[], Any], what: str) -> Any:
+def until(met: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Ask until it is so, for what only an answer can tell."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (result := met()):
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.01)

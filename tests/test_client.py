@@ -181,6 +181,7 @@ def test_each_step_of_a_handoff_is_the_request_of_its_endpoint(
     told: Any = {
         "phase": "drained",
         "sealed": True,
+        "process": {"pid": 7},
         "adapters": [],
         "given": [],
         "taken": [],
@@ -191,11 +192,12 @@ def test_each_step_of_a_handoff_is_the_request_of_its_endpoint(
     ]
     assert client.handoffs() == told
     assert client.seal(NONCE) == moved
-    assert client.offer("rooms/v1", NONCE, SOURCE, TARGET, 5000) == OFFERED
+    taker = told["process"]
+    assert client.offer("rooms/v1", NONCE, SOURCE, TARGET, 5000, taker=taker) == OFFERED
     assert client.begin_handoff(OFFERED, NONCE, 4000) == {"accepted": True}
     assert client.detach(NONCE) == moved
     assert client.resume(NONCE, force=True) == moved
-    assert client.take_back("rooms/v1", NONCE) == moved
+    assert client.take_back("rooms/v1", NONCE, taker=taker) == moved
     assert client.confirm(NONCE, moved) == settled
     assert client.discard(NONCE) == settled
     offer = {
@@ -204,8 +206,10 @@ def test_each_step_of_a_handoff_is_the_request_of_its_endpoint(
         "sourceRevision": SOURCE,
         "targetRevision": TARGET,
         "timeoutMs": 5000,
+        "taker": taker,
     }
     back = {"protocol": "rooms/v1", "nonce": NONCE, "status": "discarded"}
+    back |= {"taker": taker}
     begin = {**OFFERED, "nonce": NONCE, "timeoutMs": 4000}
     own, nonce = "/.drainmw/v1", {"nonce": NONCE}
     assert [(method, path, body) for method, path, _, body in target.asked] == [

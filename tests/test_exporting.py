@@ -22,6 +22,7 @@ from drainmw.contract import (
     SEAL_PATH,
     STATE_EXPORT_PATH,
 )
+from drainmw.core.handoff import Recipient
 from drainmw.errors import DrainNotFound, GroupError, HandedOver, StateNotExportable
 from drainmw.record import LocalRecord
 from drainmw.testing import ManualClock
@@ -57,7 +58,8 @@ async def resume(release: Release, **body: Any) -> httpx.Response:
 
 async def given(release: Release, nonce: str | None, protocol: str = "rooms/v1") -> Any:
     """The value that a handoff fetches."""
-    exported = await release.drain.export_state(protocol, SOURCE, TARGET, nonce)
+    to = None if nonce is None else Recipient(nonce)
+    exported = await release.drain.export_state(protocol, SOURCE, TARGET, to)
     return json.loads(exported.body)["value"]
 
 
@@ -912,6 +914,7 @@ async def test_a_release_tells_what_it_gives() -> None:
     assert await report(release) == {
         "phase": "serving",
         "sealed": False,
+        "process": release.drain.identity(),
         "adapters": [
             {"protocol": "rooms/v1", "schemaVersion": 1, "phase": "drained"},
             {"protocol": "rates/v1", "schemaVersion": 3, "phase": "serving"},

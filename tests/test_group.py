@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from drainmw.core.drain import Lifecycle
+from drainmw.core.handoff import Recipient
 from drainmw.core.roster import Worker
 from drainmw.errors import AlreadyStarted, GroupError, SettingsError, Superseded
 from drainmw.group import Group
@@ -642,7 +643,7 @@ def test_a_record_holds_both_sides_of_a_handoff_and_no_token(group: Group) -> No
         life.close()
         life.conclude(dict.fromkeys(("http", "websocket", "jobs", "schedules"), 0), 2.0)
         life.seal(NONCE)
-        life.acknowledge(1, "rooms/v1", OTHER_NONCE)
+        life.acknowledge(1, "rooms/v1", Recipient(OTHER_NONCE))
 
     group.transact(act)
     written = (group.path / "record.json").read_text()

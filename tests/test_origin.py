@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from drainmw.errors import GroupError
-from drainmw.origin import identity, is_dead
+from drainmw.origin import identity, is_dead, lives
 from drainmw.supervisor import Supervisor, _start_time, itself
 from tests.peer import peer
 from tests.processes import until
@@ -138,6 +138,9 @@ def test_without_namespaces_the_name_of_the_host_stands_for_it(
         {"pid": "4194303"},
         {"pid": True},
         {"pid": 4194303.0},
+        {"pid": 0},
+        {"pid": -1},
+        {"pid": 2**70},
         {"started": None},
         {"started": 1},
         {"group": 5},
@@ -156,6 +159,26 @@ def test_what_is_not_in_its_form_proves_nothing(members: dict[str, Any]) -> None
 @pytest.mark.parametrize("process", [None, {}, {"pid": GONE.pid, "started": "1"}])
 def test_who_says_nothing_of_itself_may_live(process: Any) -> None:
     assert is_dead(process) is False
+
+
+def test_a_process_that_is_hidden_from_here_may_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of another user, where /proc shows everybody their own (proc(5))."""
+
+    def is_not_yours(_pid: int, _signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", is_not_yours)
+    assert is_dead(told()) is False
+    assert is_dead(told(pid=os.getppid())) is True  # one that is seen is another one
+
+
+def test_who_is_of_this_host_lives_until_the_contrary_is_proven() -> None:
+    assert lives(identity()) is True
+    assert lives(told()) is False
+    assert lives(identity() | {"host": "elsewhere"}) is None
+    assert lives({}) is None
 
 
 # Of a group

@@ -238,8 +238,31 @@ async def test_the_first_that_answers_answers_for_all(crowd: Crowd) -> None:
     await crowd.add(2, hangs_up)
     await crowd.add(3, crowd.says(409, b'{"code": "NO"}'))
     await crowd.add(4, crowd.says(200))
-    answer = await crowd.siblings.forward("POST", "/x?a=b", b"{}", 5)
+    answer = await crowd.siblings.forward("GET", "/x?a=b", b"", 5)
     assert (answer.status_code, answer.content) == (409, b'{"code": "NO"}')
+    [head] = crowd.asked
+    assert head.startswith("GET /x?a=b HTTP/1.1\r\n")
+
+
+async def test_what_one_has_done_by_halves_is_not_asked_of_another(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drainmw.siblings.COMES_UP", 0.0)
+    await crowd.add(2)
+    await crowd.add(3, hangs_up)
+    await crowd.add(4, crowd.says(200))
+    with pytest.raises(GroupError, match="worker 3: "):
+        await crowd.siblings.forward("POST", "/x", b"{}", 5)
+    assert crowd.asked == []
+
+
+async def test_the_first_that_can_be_asked_is_told_what_was_sent(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drainmw.siblings.COMES_UP", 0.0)
+    await crowd.add(2)
+    await crowd.add(3, crowd.says(200))
+    await crowd.siblings.forward("POST", "/x?a=b", b"{}", 5)
     [head] = crowd.asked
     assert head.startswith("POST /x?a=b HTTP/1.1\r\n")
     assert "content-type: application/json\r\n" in head.lower()

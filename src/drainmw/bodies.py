@@ -177,6 +177,7 @@ class AcknowledgeRequest(_Wire):
     nonce: Nonce
     protocol: StateProtocol
     status: Literal["acknowledged", "discarded"]
+    taker: dict[str, Any] | None = None
 
     @classmethod
     def parse(cls, value: object) -> AcknowledgeRequest:
@@ -191,13 +192,15 @@ class AcknowledgeRequest(_Wire):
 class OfferRequest(_Wire):
     """The members of a request for an offer of state.
 
-    The protocol may be left out, and the nonce of the handoff.
+    The protocol may be left out, the nonce of the handoff, and which process the
+    new release is.
     """
 
     protocol: StateProtocol | None = None
     nonce: Nonce | None = None
     source_revision: Revision = Field(alias="sourceRevision")
     target_revision: Revision = Field(alias="targetRevision")
+    taker: dict[str, Any] | None = None
     timeout_ms: TimeoutMs = Field(alias="timeoutMs")
 
     @classmethod
@@ -231,6 +234,7 @@ class OriginBody(_Wire):
 
     acknowledge: str = Field(strict=True)
     epoch: Epoch | None = None
+    timeout_ms: TimeoutMs | None = Field(alias="timeoutMs", default=None)
     process: dict[str, Any] | None = None
 
 
@@ -259,6 +263,12 @@ class StateBeginRequest(_Wire):
         if request.origin is not None:
             Location.read(request.origin.acknowledge)
         return request
+
+    @property
+    def within(self) -> float:
+        """Seconds until it fails; no more than the old side waits for its word."""
+        offered = self.origin.timeout_ms if self.origin is not None else None
+        return min(self.timeout_ms, offered or self.timeout_ms) / 1000
 
     @property
     def fingerprint(self) -> str:
@@ -303,6 +313,7 @@ _RIGHT_FORM_OF_STATE = _RIGHT_FORM | {
     "source": 'an object with a url and an authorization, "Bearer" and a token',
     "origin": "as the offer of the old side has it",
     "phase": 'exactly "detached"',
+    "taker": "an object, the process of the new release as it tells it",
     "epoch": "a whole number, as the detach answered",
     "status": '"acknowledged" or "discarded"',
     "cursor": "1 to 512 of the characters A-Z a-z 0-9 _ . : @ / + - =",

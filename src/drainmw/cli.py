@@ -22,6 +22,7 @@ from drainmw.contract import STATE_PROTOCOL_FORM
 if TYPE_CHECKING:
     from drainmw.client import ControlClient
     from drainmw.contract import StateStatus, Status, TakenReport
+    from drainmw.handing import Handing
 
 UNKNOWN = "0" * 40
 INTERRUPTED = 130  # as shells have it: 128 and SIGINT
@@ -358,6 +359,7 @@ def handoff(
     provisional until the old release is detached, or has ended. Run it again to
     finish what was interrupted.
     """
+    from drainmw.client import Unreachable
     from drainmw.handing import Handing
 
     if old == new:
@@ -377,15 +379,25 @@ def handoff(
             for taken in undone:
                 _print_discarded(taken, as_json)
             return
-        drained = _standing(source) if detach else ""
         try:
+            drained = _standing(source) if detach else ""
             for told in handing.hand_over(protocols, nonce, again=again):
-                _print_handoff(told, as_json)
+                _print_handoff(told, handing, as_json)
         except KeyboardInterrupt:
             going = ", ".join(handing.nonces.values())
             click.echo(f"drainmw: the handoff {going} goes on", err=True)
             click.get_current_context().exit(INTERRUPTED)
+        except Unreachable as exc:
+            owned = handing.owned(protocols, nonce)
+            if not owned:
+                raise
+            for told in owned:
+                _print_handoff(told, handing, as_json)
+            click.echo(f"drainmw: {exc}; the new release owns the state", err=True)
+            return
         if detach:
+            if lost := list(handing.lost()):
+                raise Failed(f"{'; '.join(lost)}: {_LOST}")
             with _finished_by("the state has gone over and is provisional there", UNDO):
                 moved = source.detach(drained)
             with _finished_by("the old release is detached, and the new one not told"):
@@ -393,14 +405,19 @@ def handoff(
             _print_moved(moved, giving)
 
 
-def _print_handoff(told: StateStatus, as_json: bool) -> None:
+_LOST = (
+    "the old release still has the whole. Run it with --discard, or end the new "
+    "release; then hand over to a fresh one with --again"
+)
+
+
+def _print_handoff(told: StateStatus, handing: Handing, as_json: bool) -> None:
     if as_json:
         _print_json(told)
     elif told["status"] == "acknowledged":
         click.echo(f"{told['protocol']} handed over, cursor {told['cursor']}")
     if told["status"] == "failed":
-        kept = "the old release keeps its state and can be resumed"
-        raise Failed(f"{told['protocol']}: {told['failure']}; {kept}")
+        raise Failed(f"{told['protocol']}: {told['failure']}; {handing.kept(told)}")
 
 
 def _print_discarded(taken: TakenReport, as_json: bool) -> None:

@@ -220,22 +220,36 @@ class ControlClient:
         )
 
     def offer(
-        self, protocol: str, nonce: str, source: str, target: str, timeout_ms: int
+        self,
+        protocol: str,
+        nonce: str,
+        source: str,
+        target: str,
+        timeout_ms: int,
+        *,
+        taker: dict[str, Any] | None = None,
     ) -> Offered:
-        """Have the old release open a listener for one fetch of its state."""
+        """Have the old release open a listener for one fetch of its state.
+
+        `taker` is which process the new one is, as its `handoffs` tells.
+        """
         body = {
             "protocol": protocol,
             "nonce": nonce,
             "sourceRevision": source,
             "targetRevision": target,
             "timeoutMs": timeout_ms,
+            **_named(taker),
         }
         needed = {"protocol", "schemaVersion", "source"}
         return cast(Offered, self._ask("POST", OFFER_PATH, needed, json=body))
 
-    def take_back(self, protocol: str, nonce: str) -> Moved:
-        """Tell the old release that the new one has discarded its state."""
+    def take_back(
+        self, protocol: str, nonce: str, *, taker: dict[str, Any] | None = None
+    ) -> Moved:
+        """Tell the old release that the new one, `taker`, has not got its state."""
         body = {"protocol": protocol, "nonce": nonce, "status": "discarded"}
+        body |= _named(taker)
         return cast(Moved, self._ask("POST", ACKNOWLEDGE_PATH, {"phase"}, json=body))
 
     def confirm(self, nonce: str, detached: Moved) -> Settled:
@@ -252,8 +266,9 @@ class ControlClient:
 
     def handoffs(self) -> HandoffsReport:
         """What a release gives, and takes over."""
-        needed = set(HandoffsReport.__annotations__)
-        return cast(HandoffsReport, self._ask("GET", HANDOFFS_PATH, needed))
+        needed = set(HandoffsReport.__annotations__) - {"process"}
+        answer = self._ask("GET", HANDOFFS_PATH, needed)
+        return cast(HandoffsReport, {"process": {}, **answer})
 
     def begin_handoff(self, offered: Offered, nonce: str, timeout_ms: int) -> Accepted:
         """Have the new release fetch what was offered. Safe to retry."""
@@ -399,6 +414,10 @@ def found(
             "name a target: --url or --control, or set DRAINMW_URL or DRAINMW_CONTROL"
         )
     return {"url": target, "tokens": _tokens(token_file)}
+
+
+def _named(taker: dict[str, Any] | None) -> dict[str, Any]:
+    return {"taker": taker} if taker else {}
 
 
 def _variable(name: str) -> str | None:

@@ -110,6 +110,8 @@ class Origin(TypedDict):
     acknowledge: str
     epoch: int | None
     """Of the drain; `None` for a snapshot of a release that serves."""
+    timeoutMs: int
+    """How long the old side waits for it, and gives the state to no other."""
     process: dict[str, Any]
 
 
@@ -156,6 +158,8 @@ class TakenReport(_TakenReport, total=False):
     """State that this release has taken over, or tries to."""
 
     failure: str
+    lost: list[int]
+    """Workers that have ended with their share of what is provisional."""
 
 
 class HandoffsReport(TypedDict):
@@ -163,6 +167,8 @@ class HandoffsReport(TypedDict):
 
     phase: str
     sealed: bool
+    process: dict[str, Any]
+    """Which process this release is, for the other one; empty if that is unknown."""
     adapters: list[AdapterReport]
     given: list[GivenReport]
     taken: list[TakenReport]

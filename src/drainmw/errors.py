@@ -408,16 +408,25 @@ class StateSealRefused(Refused):
 
 
 class HandedOver(Refused):
-    """Raised when the next release has the state, and has said so."""
+    """Raised when the next release has the state, or is about to have it."""
 
     code = "RUNTIME_STATE_HANDED_OVER"
 
-    def __init__(self, protocols: list[str], nonce: str) -> None:
-        super().__init__(protocols, nonce)
+    def __init__(
+        self, protocols: list[str], nonce: str, left: float | None = None
+    ) -> None:
+        """`left` seconds it has to say so, if it has not."""
+        super().__init__(protocols, nonce, left)
         self.protocols = protocols
         self.nonce = nonce
+        self.left = left
 
     def __str__(self) -> str:
+        if self.left is not None:
+            return (
+                f"{', '.join(self.protocols)} is on its way in handoff {self.nonce}, "
+                f"which has {self.left:.1f} s left"
+            )
         return (
             f"{', '.join(self.protocols)} has gone over in handoff {self.nonce}; the "
             "new release has to discard it first, or a resume has to be forced"

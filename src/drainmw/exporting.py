@@ -8,10 +8,9 @@ where a worker has ended meanwhile.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,8 +18,10 @@ from drainmw.contract import AdapterReport, GivenReport
 from drainmw.core.canonical import loads
 from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.envelope import Export, Terms
+from drainmw.core.handoff import Recipient
 from drainmw.errors import (
     DrainError,
+    GroupError,
     PhaseConflict,
     StateExportInvalid,
     StateNotCombined,
@@ -54,6 +55,7 @@ from drainmw.text import failure_text
 EXPORT_PATIENCE = 60.0  # seconds in which an adapter exports; others wait for it
 SEAL_PATIENCE = 10.0  # seconds in which an adapter says yes or no
 TAKEN_BACK = "it was taken back meanwhile; seal again"
+CHANGED = "a worker has come or gone while the state was being sealed; seal again"
 ORDER = ("serving", "draining", "drained")
 """Of the phases from which an adapter may be exported."""
 
@@ -61,9 +63,12 @@ ORDER = ("serving", "draining", "drained")
 class Exports:
     """What this release exports."""
 
-    def __init__(self, adapters: Adapters, siblings: Siblings) -> None:
+    def __init__(
+        self, adapters: Adapters, siblings: Siblings, clock: Callable[[], float]
+    ) -> None:
         self._adapters = adapters
         self._siblings = siblings
+        self._clock = clock
         self.sealed = Flag()
         self._sealed_here: int | None = None
         """The epoch whose seal the adapters of this worker know of."""
@@ -81,11 +86,11 @@ class Exports:
         protocol: str | None,
         source_revision: str,
         target_revision: str,
-        nonce: str | None = None,
+        to: Recipient | None = None,
     ) -> Export:
         """The envelope of an adapter; one export of each at a time in a loop.
 
-        `nonce` is that of the handoff that asks; it is noted that it has the state.
+        It is noted that the handoff that asks, `to`, has the state.
 
         Raises:
             StateRevisionInvalid, StateAdapterNotFound: Nobody was asked.
@@ -94,7 +99,7 @@ class Exports:
             StateError: The adapter exports what cannot go over.
             GroupError: A worker has not given its part.
         """
-        adapter, terms = self.check(protocol, source_revision, target_revision, nonce)
+        adapter, terms = self.check(protocol, source_revision, target_revision, to)
         epoch = self._lifecycle.epoch
         if (run := self._lifecycle.run) is not None and run.sealed:
             kept = self._siblings.record.kept(_name(adapter, run))
@@ -102,19 +107,20 @@ class Exports:
         else:
             turns = self._turns.setdefault(asyncio.get_running_loop(), {})
             async with turns.setdefault(adapter.protocol, asyncio.Lock()):
-                self._check_phase(adapter, nonce)
+                self._check_phase(adapter, to)
                 epoch = self._lifecycle.epoch
                 exported = await self._gathered(adapter)
                 built = await asyncio.to_thread(export, adapter, terms, exported)
-        self._check_phase(adapter, nonce)  # a resume may have come meanwhile,
+        self._check_phase(adapter, to)  # a resume may have come meanwhile,
         if phase_of(adapter) != "serving":  # and a begin
             if self._lifecycle.epoch != epoch:
                 raise StateNotExportable(
                     adapter.protocol, phase_of(adapter), "in another drain by now"
                 )
-            if nonce is not None:
+            if to is not None:
+                now = self._clock()
                 self._siblings.record.transact(
-                    lambda lifecycle: lifecycle.give(epoch, adapter.protocol, nonce)
+                    lambda lifecycle: lifecycle.give(epoch, adapter.protocol, to, now)
                 )
         self._tell(adapter, built)
         return built
@@ -124,9 +130,9 @@ class Exports:
         protocol: str | None,
         source_revision: str,
         target_revision: str,
-        nonce: str | None = None,
+        to: Recipient | None = None,
     ) -> tuple[StateAdapter, Terms]:
-        """What is meant, if it may be exported now.
+        """What is meant, if it may be exported now, and to that new release.
 
         Raises:
             StateRevisionInvalid, StateAdapterNotFound, StateNotExportable, HandedOver,
@@ -136,7 +142,7 @@ class Exports:
         terms = Terms(
             adapter.protocol, adapter.schema_version, source_revision, target_revision
         )
-        self._check_phase(adapter, nonce)
+        self._check_phase(adapter, to)
         self._check_combined(adapter)
         return adapter, terms
 
@@ -202,11 +208,11 @@ class Exports:
                 raise StateNotCombined(adapter.protocol, count)
         return combine
 
-    def _check_phase(self, adapter: StateAdapter, nonce: str | None) -> None:
+    def _check_phase(self, adapter: StateAdapter, to: Recipient | None) -> None:
         lifecycle, needed = self._lifecycle, phase_of(adapter)
         phase, run = lifecycle.phase, lifecycle.run
         if phase_of(adapter) != "serving":
-            lifecycle.check_given(adapter.protocol, nonce)
+            lifecycle.check_given(adapter.protocol, to, self._clock())
         if phase is Phase.DETACHED and run is not None and run.sealed:
             return  # the new side may have ended right after; its nonce is needed
         reached = "serving" if phase is Phase.CORDONED else str(phase)
@@ -218,6 +224,12 @@ class Exports:
         return self._siblings.record.read()[1]
 
     # Sealing
+
+    @property
+    def is_sealed(self) -> bool:
+        """By the record, which `sealed` follows in every worker."""
+        run = self._lifecycle.run
+        return run is not None and run.sealed
 
     async def seal(self, nonce: str) -> None:
         """Fix what goes over, in every worker. Idempotent.
@@ -236,11 +248,12 @@ class Exports:
         if run.sealed:
             return
         record = self._siblings.record
+        members, unseals = record.members(), run.unseals
         for adapter in self._adapters:
             self._check_combined(adapter)
         try:
             await self.seal_here(run.epoch)
-            await self._tell_all(SEAL_PATH, run.epoch)
+            await self._seal_others(run.epoch)
             parts: dict[str, bytes] = {}
             for adapter in self._adapters:
                 exported = await self._gathered(adapter)
@@ -249,18 +262,20 @@ class Exports:
 
             def fix(newest: Lifecycle) -> None:
                 """Once: a resume may have come meanwhile, or another seal."""
-                if newest.find(nonce).sealed:
+                now = newest.find(nonce)
+                if now.sealed:
                     return
-                if self._sealed_here != run.epoch:
+                if (self._sealed_here, now.unseals) != (run.epoch, unseals):
                     raise StateSealRefused(TAKEN_BACK)
+                if record.members() != members:
+                    raise GroupError(CHANGED)
                 for name, written in parts.items():
                     record.keep(name, written)
                 newest.seal(nonce)
 
             record.transact(fix)
         except BaseException:
-            now = self._lifecycle.run
-            if now is None or not now.sealed:  # nobody else has done it meanwhile
+            if record.transact(lambda newest: newest.unseal(run.epoch)):
                 await self._unseal_all(run.epoch)
             raise
         record.wake()
@@ -312,18 +327,17 @@ class Exports:
                 error = failure_text(exc)
                 logger().error("unseal failed", protocol=protocol, error=error)
 
-    async def _tell_all(self, path: str, epoch: int) -> None:
+    async def _seal_others(self, epoch: int) -> None:
+        params = {"epoch": epoch}
         try:
-            await self._siblings.ask_all(
-                path, within=SEAL_PATIENCE, params={"epoch": epoch}
-            )
+            await self._siblings.ask_all(SEAL_PATH, within=SEAL_PATIENCE, params=params)
         except SiblingFailed as exc:
             raise StateSealRefused(f"another worker: {exc}") from exc
 
     async def _unseal_all(self, epoch: int) -> None:
-        await self.unseal_here(epoch)
-        with contextlib.suppress(DrainError):  # a resume tells them, too
-            await self._tell_all(UNSEAL_PATH, epoch)
+        params = {"epoch": epoch}
+        await self.unseal_here(epoch)  # the others are told by a resume, too
+        await self._siblings.tell_all(UNSEAL_PATH, within=SEAL_PATIENCE, params=params)
 
     def follow(self, lifecycle: Lifecycle) -> None:
         """Do here what the record says of a seal. From an event loop."""

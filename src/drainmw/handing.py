@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from drainmw.client import ControlClient
+from drainmw.client import ControlClient, Denied
 from drainmw.contract import (
     UNKNOWN_REVISION,
     HandoffsReport,
@@ -18,8 +20,16 @@ from drainmw.contract import (
     StateStatus,
     TakenReport,
 )
-from drainmw.errors import DrainDetached, StateAdapterNotFound, StateDiscarded
+from drainmw.errors import (
+    DrainDetached,
+    DrainError,
+    StateAdapterNotFound,
+    StateDiscarded,
+)
 from drainmw.tokens import generate
+
+PROOF_PATIENCE = 2.0  # seconds for a new release to prove that the old one is dead
+PROOF_PAUSE = 0.1
 
 
 class Handing:
@@ -31,6 +41,7 @@ class Handing:
         self._source = source
         self._target = target
         self._timeout_ms = timeout_ms
+        self._taker: dict[str, Any] = {}
         self.nonces: dict[str, str] = {}
         """By protocol, those of the handoffs that were driven."""
 
@@ -46,7 +57,8 @@ class Handing:
             StateAdapterNotFound: The old release has no state.
             DrainError: What either of them refuses.
         """
-        giving, taken = self._source.handoffs(), self._target.handoffs()["taken"]
+        giving, taking = self._source.handoffs(), self._target.handoffs()
+        taken, self._taker = taking["taken"], taking["process"]
         chosen = list(protocols) or [a["protocol"] for a in giving["adapters"]]
         if not chosen:
             raise StateAdapterNotFound(None, [])
@@ -57,23 +69,69 @@ class Handing:
             if standing is not None:
                 self._source.seal(standing)
         for protocol in chosen:
-            own = self.nonces[protocol]
-            if own not in begun:
-                self._begin(protocol, own)
-            for told in self._target.handoff(own):
+            if self.nonces[protocol] not in begun:
+                self._begin(protocol, is_free=nonce is None)
+            for told in self._target.handoff(self.nonces[protocol]):
                 yield told
                 if told["status"] == "failed":
                     return
+
+    def lost(self) -> Iterator[str]:
+        """What the new release has acknowledged and has not any more, in words."""
+        for taken in self._target.handoffs()["taken"]:
+            if taken["nonce"] in self.nonces.values() and "lost" in taken:
+                ended = ", ".join(f"worker {pid}" for pid in taken["lost"])
+                yield f"{ended} has ended, and with it a share of {taken['protocol']}"
 
     def confirm(self, detached: Moved) -> None:
         """Tell the new release that ownership has moved."""
         for nonce in self.nonces.values():
             self._target.confirm(nonce, detached)
 
+    def owned(self, protocols: Sequence[str], nonce: str | None) -> list[StateStatus]:
+        """What the new release has for good, where the old one does not answer.
+
+        Empty if that is not all; it may take a moment to prove that nobody lives.
+
+        Raises:
+            Unreachable: The new one does not answer either.
+        """
+        until = time.monotonic() + PROOF_PATIENCE
+        while True:
+            taken = self._target.handoffs()["taken"]
+            meant = [one for one in taken if _is_meant(one, protocols, nonce)]
+            owned = [one for one in meant if one["status"] == "acknowledged"]
+            if len(owned) < max(1, len(meant), len(protocols)):
+                return []
+            if not any(one["provisional"] for one in owned):
+                return [s for o in owned for s in self._target.handoff(o["nonce"])]
+            if time.monotonic() > until:
+                return []
+            time.sleep(PROOF_PAUSE)
+
+    def kept(self, failed: StateStatus) -> str:
+        """What has become of the state of a handoff that failed, in words.
+
+        The old release is told: it may have noted that the state went over.
+        """
+        protocol, nonce = failed["protocol"], failed["nonce"]
+        try:
+            giving = self._source.handoffs()
+            if giving["phase"] == "detached":
+                return "the old release keeps it for a fresh one: run it with --again"
+            if any(g["nonce"] == nonce and g["acknowledged"] for g in giving["given"]):
+                self._give_up(protocol, nonce)
+                giving = self._source.handoffs()
+        except DrainError as exc:
+            return str(exc)
+        if any(given["acknowledged"] for given in giving["given"]):
+            return "the old release keeps it; --discard gives the rest back, too"
+        return "the old release keeps its state and can be resumed"
+
     def discard(
         self, protocols: Sequence[str], nonce: str | None
     ) -> Iterator[TakenReport]:
-        """Have the new release undo what is provisional, then tell the old one.
+        """Have the new release undo what is not confirmed, then tell the old one.
 
         Each handoff is known by the nonce of its run, or by its own.
 
@@ -81,23 +139,39 @@ class Handing:
             DrainDetached: Ownership has moved; nothing was undone.
             DrainError: What either of them refuses.
         """
-        if self._source.handoffs()["phase"] == "detached":
+        giving, taking = self._source.handoffs(), self._target.handoffs()
+        if giving["phase"] == "detached":
             raise DrainDetached
-        for taken in self._target.handoffs()["taken"]:
-            protocol, own = taken["protocol"], taken["nonce"]
-            is_named = nonce is None or own in (nonce, _derived(nonce, protocol))
+        self._taker = taking["process"]
+        noted = {given["nonce"] for given in giving["given"] if given["acknowledged"]}
+        for taken in taking["taken"]:
+            own = taken["nonce"]
             is_discarded = taken.get("failure") == StateDiscarded.code
-            if not is_named or (protocols and protocol not in protocols):
-                continue
-            if taken["provisional"] or is_discarded:
-                self._target.discard(own)
-                self._source.take_back(protocol, own)
+            is_owed = is_discarded or (taken["status"] == "failed" and own in noted)
+            is_due = taken["provisional"] or is_owed
+            if is_due and _is_meant(taken, protocols, nonce):
+                self._give_up(taken["protocol"], own)
                 yield taken
 
-    def _begin(self, protocol: str, nonce: str) -> None:
-        source, target, time = self._source, self._target, self._timeout_ms
+    def _give_up(self, protocol: str, nonce: str) -> None:
+        """Once it is undone, and not before, the old side is told."""
+        self._target.discard(nonce)
+        self._source.take_back(protocol, nonce, taker=self._taker)
+
+    def _begin(self, protocol: str, *, is_free: bool) -> None:
+        """Begin a handoff; `is_free` to join one that was begun this instant."""
+        source, target, time_ms = self._source, self._target, self._timeout_ms
         of, to = (c.report()["revision"] or UNKNOWN_REVISION for c in (source, target))
-        target.begin_handoff(source.offer(protocol, nonce, of, to, time), nonce, time)
+        own = self.nonces[protocol]
+        try:
+            offer = source.offer(protocol, own, of, to, time_ms, taker=self._taker)
+            target.begin_handoff(offer, own, time_ms)
+        except Denied:
+            taken = target.handoffs()["taken"]
+            begun = {one["protocol"]: one["nonce"] for one in taken}.get(protocol)
+            if begun is None or not (is_free or begun == own):
+                raise
+            self.nonces[protocol] = begun
 
     def _choose(
         self,
@@ -117,6 +191,13 @@ class Handing:
         for protocol in protocols:
             own = nonce if len(protocols) == 1 else _derived(nonce, protocol)
             self.nonces[protocol] = known.get(protocol, own)
+
+
+def _is_meant(taken: TakenReport, protocols: Sequence[str], nonce: str | None) -> bool:
+    """Known by the nonce of its run, or by its own."""
+    protocol, own = taken["protocol"], taken["nonce"]
+    is_named = nonce is None or own in (nonce, _derived(nonce, protocol))
+    return is_named and (not protocols or protocol in protocols)
 
 
 def _derived(nonce: str, protocol: str) -> str:

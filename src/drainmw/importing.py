@@ -22,12 +22,15 @@ from drainmw.core.drain import Lifecycle, Phase
 from drainmw.core.handoff import Handoff
 from drainmw.errors import (
     DrainError,
+    GroupError,
     StateAlreadyStarted,
     StateError,
     StateNotDetached,
     StateNotDiscardable,
     StateNotFound,
     StateNotImportable,
+    StateNotPending,
+    StateNotProvisional,
     StateSourceUnreachable,
     StateTimeout,
 )
@@ -53,7 +56,7 @@ CANCEL_PATIENCE = 0.25  # seconds for an import to end in, once it was cancelled
 SETTLE_PATIENCE = 10.0  # seconds for an adapter to confirm or discard in
 TELL_TRIES = 5
 TELL_PAUSE = 0.1
-TAKE_BACK_PATIENCE = 1.0
+TAKE_BACK_PATIENCE = 1.5
 WATCH_PAUSE = 0.5  # seconds between two looks whether the old side lives
 
 
@@ -126,20 +129,17 @@ class Imports:
         nonce = request.nonce
         told = {"protocol": request.protocol, "nonce": nonce}
         logger().info("handoff begun", **told, source=request.source.location.authority)
-        limit = asyncio.timeout(request.timeout_ms / 1000)
-        noted = False
+        limit = asyncio.timeout(request.within)
         try:
             async with limit:
                 await self._taken_over(request, adapter)
-                noted = True  # perhaps, should the answer be lost
                 is_proven = await self._noted(request)
             self._conclude(nonce, is_proven)
         except BaseException as exc:
             failure = failure_of(StateTimeout() if limit.expired() else exc)
             self._fail(nonce, failure)
             logger().warning("handoff failed", **told, failure=failure)
-            if noted:
-                await self._take_back(request)
+            await self._take_back(request)
             if not isinstance(exc, Exception):
                 raise
         else:
@@ -170,7 +170,7 @@ class Imports:
                     self._siblings.ask(
                         pid,
                         IMPORT_PATH,
-                        within=request.timeout_ms / 1000,
+                        within=request.within,
                         params={"nonce": nonce, "index": index, "count": count},
                         content=bytes(body),
                     )
@@ -187,6 +187,7 @@ class Imports:
         handoff = self._find(nonce)
         adapter = self._adapters.find(handoff.protocol)
         limit = asyncio.timeout(max(0.0, handoff.deadline - self._clock()))
+        self._watch(handoff)  # who carries it out may end, and nobody ask for it
         try:
             async with limit:
                 value, envelope = await asyncio.to_thread(
@@ -205,6 +206,9 @@ class Imports:
         """Once in this process, whoever asks."""
         if context.nonce in self._here:
             raise StateAlreadyStarted
+        handoff = self._find(context.nonce)
+        if handoff.status != "pending":
+            raise StateNotPending(handoff.failure or handoff.status)
         here = self._here[context.nonce] = _Here(adapter, context)
         task = asyncio.ensure_future(called(adapter.import_state, value, context))
         task.add_done_callback(lambda done: self._imported(here, done))
@@ -219,6 +223,8 @@ class Imports:
         """Also where it came too late, or took no notice of its cancellation."""
         here.imported = not task.cancelled() and task.exception() is None
         here.over = not here.imported
+        if here.over:
+            here.settled.set()
         self._settle_if_due(here)
 
     async def _noted(self, request: StateBeginRequest) -> bool:
@@ -243,10 +249,15 @@ class Imports:
         raise AssertionError("the last try returns or raises")
 
     async def _take_back(self, request: StateBeginRequest) -> None:
-        """The old side may have noted it, and it is not so; once, and in haste."""
+        """The old side is told that it is not so; once, and in haste.
+
+        Not before everything is undone, since it may serve again then, or give the
+        state to another.
+        """
         if request.origin is not None:
-            with contextlib.suppress(StateError, TimeoutError):
+            with contextlib.suppress(DrainError, TimeoutError):
                 async with asyncio.timeout(TAKE_BACK_PATIENCE):
+                    await self._settle_all(request.nonce)
                     await self._tell_source(request, "discarded")
 
     async def _tell_source(self, request: StateBeginRequest, status: str) -> None:
@@ -259,6 +270,8 @@ class Imports:
         record = self._siblings.record
 
         def acknowledge(lifecycle: Lifecycle) -> None:
+            if self._clock() >= lifecycle.handoffs.find(nonce).deadline:
+                raise StateTimeout  # the old side may have given it to another
             lifecycle.handoffs.acknowledge(nonce, record.members())
             if is_confirmed:
                 lifecycle.handoffs.confirm(nonce)
@@ -298,7 +311,8 @@ class Imports:
             StateError: A worker could not, and says why.
         """
         handoff = self._find(nonce)
-        if hook_of(self._adapters.find(handoff.protocol), "discard") is None:
+        adapter = self._adapters.find(handoff.protocol)
+        if handoff.is_provisional and hook_of(adapter, "discard") is None:
             raise StateNotDiscardable(handoff.protocol)
         return await self._move(lambda newest: newest.handoffs.discard(nonce), nonce)
 
@@ -308,25 +322,27 @@ class Imports:
             record.wake()
         self._follow()
         try:
-            await all_of(
-                [
-                    self.settle(nonce),
-                    self._siblings.ask_all(
-                        SETTLE_PATH, within=SETTLE_PATIENCE, params={"nonce": nonce}
-                    ),
-                ]
-            )
+            await self._settle_all(nonce)
         except DrainError as exc:
             raise StateError(f"not every worker has done it: {exc}") from exc
         handoff = self._find(nonce)
         return {
             "nonce": nonce,
             "status": handoff.status,
-            "provisional": handoff.status == "acknowledged" and handoff.provisional,
+            "provisional": handoff.is_provisional,
         }
+
+    async def _settle_all(self, nonce: str) -> None:
+        params = {"nonce": nonce}
+        others = self._siblings.ask_all(
+            SETTLE_PATH, within=SETTLE_PATIENCE, params=params
+        )
+        await all_of([self.settle(nonce), others])
 
     async def settle(self, nonce: str) -> None:
         """Return once this worker has confirmed or discarded what it imported.
+
+        An import that has failed has left nothing; one that still runs is waited for.
 
         Raises:
             StateError: Its adapter could not.
@@ -335,13 +351,12 @@ class Imports:
         if here is None:
             return
         self._settle_if_due(here)
-        if here.imported:
-            try:
-                async with asyncio.timeout(SETTLE_PATIENCE):
-                    await here.settled
-            except TimeoutError:
-                silent = f"no answer in {SETTLE_PATIENCE:g} s"
-                raise StateError(f"{here.adapter.protocol}: {silent}") from None
+        try:
+            async with asyncio.timeout(SETTLE_PATIENCE):
+                await here.settled
+        except TimeoutError:
+            silent = f"no answer in {SETTLE_PATIENCE:g} s"
+            raise StateError(f"{here.adapter.protocol}: {silent}") from None
         if here.error is not None:
             raise StateError(f"{here.adapter.protocol}: {here.error}")
 
@@ -350,7 +365,8 @@ class Imports:
         for here in self._here.values():
             self._settle_if_due(here)
         for handoff in lifecycle.handoffs:
-            self._watch(handoff)
+            if handoff.is_provisional and handoff.origin:
+                self._watch(handoff)
 
     def _settle_if_due(self, here: _Here) -> None:
         if here.over or not here.imported:
@@ -379,33 +395,40 @@ class Imports:
             logger().error(f"{what} failed", protocol=protocol, error=here.error)
         here.settled.set()
 
-    # Proof that the old side is dead
+    # Looking after what no event tells of
 
     def _watch(self, handoff: Handoff) -> None:
-        is_open = handoff.status == "acknowledged" and handoff.provisional
-        if is_open and handoff.origin and handoff.nonce not in self._watched:
+        if handoff.nonce not in self._watched:
             self._watched.add(handoff.nonce)
-            self._start(self._until_dead(handoff.nonce), "drainmw origin")
+            self._start(self._look_after(handoff.nonce), "drainmw handoff watch")
 
-    async def _until_dead(self, nonce: str) -> None:
-        """Confirm it as soon as it is proven. No event tells of it."""
+    async def _look_after(self, nonce: str) -> None:
         try:
-            while True:
-                handoff = self._find(nonce)
-                if handoff.status != "acknowledged" or not handoff.provisional:
-                    return
-                if is_dead(handoff.origin):
-                    record = self._siblings.record
-                    record.transact(lambda newest: newest.handoffs.confirm(nonce))
-                    record.wake()
-                    self._follow()
-                    logger().info(
-                        "handoff confirmed", nonce=nonce, proof="old side dead"
-                    )
-                    return
+            while self._may_change(nonce):  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(WATCH_PAUSE)
         finally:
             self._watched.discard(nonce)
+
+    def _may_change(self, nonce: str) -> bool:
+        """Fail it where it is late, confirm it where the old side is proven dead."""
+        try:
+            self._expire()
+            handoff = self._find(nonce)
+            if not handoff.is_provisional:
+                return handoff.status == "pending"
+            if not is_dead(handoff.origin):
+                return handoff.origin is not None
+            record = self._siblings.record
+            is_news = record.transact(lambda newest: newest.handoffs.confirm(nonce))
+        except StateNotProvisional:  # it was discarded this instant
+            return False
+        except GroupError:  # the record is not to be had now
+            return True
+        if is_news:
+            record.wake()
+            logger().info("handoff confirmed", nonce=nonce, proof="old side dead")
+        self._follow()
+        return False
 
     # What is told of it
 
@@ -427,21 +450,26 @@ class Imports:
                 "protocol": handoff.protocol,
                 "nonce": handoff.nonce,
                 "status": handoff.status,
-                "provisional": handoff.status == "acknowledged" and handoff.provisional,
+                "provisional": handoff.is_provisional,
             }
             if handoff.failure is not None:
                 told["failure"] = handoff.failure
+            if lost := self._lost(handoff):
+                told["lost"] = lost
             found.append(told)
         return found
 
     def warnings(self) -> Iterator[str]:
         """What an operator should know of it."""
         for handoff in self._siblings.record.read()[1].handoffs:
-            if handoff.status == "acknowledged" and handoff.provisional:
+            if handoff.is_provisional:
                 yield (
                     f"{handoff.protocol} is provisional until the old release of "
                     f"handoff {handoff.nonce} is detached"
                 )
+            if lost := self._lost(handoff):
+                ended = ", ".join(f"worker {pid}" for pid in lost)
+                yield f"{ended} has ended, and with it a share of {handoff.protocol}"
         for here in self._here.values():
             if here.error is not None and here.what == "confirm":
                 yield (
@@ -453,6 +481,13 @@ class Imports:
                     f"{here.adapter.protocol} was imported and is not undone: "
                     f"{here.error}; end this release and start a fresh one"
                 )
+
+    def _lost(self, handoff: Handoff) -> list[int]:
+        """The workers that have imported what is provisional, and have ended."""
+        if not handoff.is_provisional:
+            return []
+        live = self._siblings.record.members()
+        return [pid for pid in handoff.members if pid not in live]
 
     def _expire(self) -> None:
         """Fail what is late, or whose carrier has ended; cheap if nothing is."""
@@ -473,4 +508,10 @@ class Imports:
     def _start(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            error = failure_text(exc)
+            logger().error("handoff disturbed", task=task.get_name(), error=error)

@@ -44,14 +44,34 @@ def is_dead(process: Mapping[str, Any] | None) -> bool:
     if not process or process.get("host") != _host():
         return False
     pid, started = process.get("pid"), process.get("started")
-    if type(pid) is not int or not isinstance(started, str):
+    if type(pid) is not int or pid < 1 or not isinstance(started, str):
         return False
-    if Supervisor(pid, started).lives:
+    if not _is_gone(Supervisor(pid, started)):
         return False
     group = process.get("group")
     if group is None:
         return True
     return isinstance(group, str) and group[:1] == "/" and _is_left(Path(group))
+
+
+def lives(process: Mapping[str, Any]) -> bool | None:
+    """Whether somebody of that release does; `None` for one that is seen elsewhere."""
+    return not is_dead(process) if process.get("host") == _host() else None
+
+
+def _is_gone(process: Supervisor) -> bool:
+    """Whether it is known to be; the processes of others may be hidden (proc(5))."""
+    if process.lives:
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    except OverflowError:
+        return False
+    return os.access(f"/proc/{process.pid}/stat", os.R_OK)
 
 
 def _is_left(group: Path) -> bool:

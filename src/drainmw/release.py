@@ -38,6 +38,7 @@ from drainmw.contract import (
 )
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
 from drainmw.core.envelope import Export
+from drainmw.core.handoff import Recipient
 from drainmw.core.ledger import GateByte, Ledger
 from drainmw.course import Course
 from drainmw.errors import (
@@ -52,7 +53,7 @@ from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
 from drainmw.importing import Imports
 from drainmw.log import logger
-from drainmw.origin import identity
+from drainmw.origin import identity, lives
 from drainmw.record import LocalRecord, ReleaseRecord
 from drainmw.reporting import blockers, in_words
 from drainmw.rollcall import RollCall
@@ -137,7 +138,7 @@ class Drain:
         self._course: Course | None = None
         self.states = Adapters()
         self.siblings = Siblings(lambda: self._record)
-        self.exports = Exports(self.states, self.siblings)
+        self.exports = Exports(self.states, self.siblings, clock)
         self.imports = Imports(
             self.states, self.siblings, clock=clock, follow=self.follow
         )
@@ -345,13 +346,17 @@ class Drain:
         if nonce is not None:
             self._check_joined()
 
-        def detach(lifecycle: Lifecycle) -> bool:
+        def detach(lifecycle: Lifecycle) -> tuple[bool, bool]:
+            before = lifecycle.phase
             run = lifecycle.run if nonce is None else lifecycle.find(nonce)
             lifecycle.detach("" if run is None else run.request.nonce)
-            return run is not None and run.failure is None
+            well = run is not None and run.failure is None
+            return well, lifecycle.phase is not before
 
-        well = self._record.transact(detach)
+        well, is_news = self._record.transact(detach)
         self._record.wake()
+        if is_news and nonce is not None:
+            self._log("drain detached")
         return well
 
     # State, of the old side
@@ -361,7 +366,7 @@ class Drain:
         protocol: str | None,
         source_revision: str,
         target_revision: str,
-        nonce: str | None = None,
+        to: Recipient | None = None,
     ) -> Export:
         """The envelope of one adapter's state, for the release that takes over.
 
@@ -369,7 +374,7 @@ class Drain:
             RevisionMismatch: Another release is meant as the source.
             StateError, Refused, RequestInvalid, GroupError: As `Exports.export` says.
         """
-        asked = (protocol, source_revision, target_revision, nonce)
+        asked = (protocol, source_revision, target_revision, to)
         self.check_export(*asked)
         return await self.exports.export(*asked)
 
@@ -378,12 +383,12 @@ class Drain:
         protocol: str | None,
         source_revision: str,
         target_revision: str,
-        nonce: str | None = None,
+        to: Recipient | None = None,
     ) -> StateAdapter:
         """Whose state it is; raises what an export would raise before it asks."""
         self._check_joined()
         self._check_revision("sourceRevision", source_revision)
-        asked = (protocol, source_revision, target_revision, nonce)
+        asked = (protocol, source_revision, target_revision, to)
         return self.exports.check(*asked)[0]
 
     async def seal(self, nonce: str) -> None:
@@ -395,19 +400,25 @@ class Drain:
         self._check_joined()
         await self.exports.seal(nonce)
 
-    def acknowledge(self, told: AcknowledgeRequest, epoch: int) -> None:
+    def acknowledge(
+        self, told: AcknowledgeRequest, epoch: int, taker: dict[str, Any] | None = None
+    ) -> None:
         """Note what the new side says of a handoff from the drain of that epoch.
+
+        `taker` is which process it is.
 
         Raises:
             DrainResumed, DrainDetached, HandedOver: Nothing was noted.
         """
         self._check_joined()
 
+        now, of = self.clock(), Recipient(told.nonce, taker, lives=lives)
+
         def note(lifecycle: Lifecycle) -> None:
             if told.status == "acknowledged":
-                lifecycle.acknowledge(epoch, told.protocol, told.nonce)
+                lifecycle.acknowledge(epoch, told.protocol, of, now)
             else:
-                lifecycle.take_back(epoch, told.nonce)
+                lifecycle.take_back(epoch, told.nonce, taker)
 
         self._record.transact(note)
         event = f"handoff {told.status}"
@@ -465,7 +476,8 @@ class Drain:
         self._check_joined()
         return {
             "phase": str(self.phase),
-            "sealed": bool(self.sealed),
+            "sealed": self.exports.is_sealed,
+            "process": self.identity(),
             "adapters": self.exports.adapters(),
             "given": self.exports.given(),
             "taken": self.imports.taken(),

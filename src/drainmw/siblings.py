@@ -8,7 +8,6 @@ is taken for a state that is empty.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +34,10 @@ class SiblingFailed(DrainError):
     """Raised when another worker could not do what it was asked; in its words."""
 
     code = "RUNTIME_GROUP_WORKER_FAILED"
+
+
+class _NotReached(Exception):
+    """Raised where a worker was not asked at all."""
 
 
 class Siblings:
@@ -75,6 +78,8 @@ class Siblings:
                 )
         except TimeoutError:
             raise GroupError(f"worker {pid} gave no answer in {within:.3g} s") from None
+        except _NotReached as exc:
+            raise GroupError(str(exc)) from None
         if answer.is_success:
             return answer.content
         raise SiblingFailed(_detail(answer))
@@ -98,10 +103,24 @@ class Siblings:
         )
         return dict(zip(pids, answers, strict=True))
 
+    async def tell_all(
+        self, path: str, *, within: float, params: Mapping[str, Any]
+    ) -> None:
+        """Tell every other live worker, also where one of them gives no answer."""
+        told = [
+            self.ask(pid, path, within=within, params=params)
+            for pid in self.record.addresses()
+        ]
+        await asyncio.gather(*told, return_exceptions=True)
+
     async def forward(
         self, method: str, target: str, content: bytes, within: float
     ) -> httpx.Response:
         """Let one of the workers answer, for who is none of them.
+
+        Where one breaks off another is asked for what changes nothing. What may
+        have been done by halves is not repeated in silence: whoever ended has
+        taken its state along.
 
         Raises:
             StateAdapterNotFound: None of them has any state.
@@ -114,10 +133,15 @@ class Siblings:
         try:
             async with asyncio.timeout(within):
                 for pid in pids:
-                    with contextlib.suppress(GroupError):
+                    try:
                         return await self._asked(
                             pid, method, target, content=content, headers=headers
                         )
+                    except _NotReached:
+                        continue
+                    except GroupError:
+                        if method != "GET":
+                            raise
         except TimeoutError:
             raise GroupError(f"no worker gave an answer in {within:.3g} s") from None
         raise StateAdapterNotFound(None, [])
@@ -130,13 +154,14 @@ class Siblings:
         while True:
             address = self.record.addresses().get(pid)
             if address is None:
-                raise GroupError(f"worker {pid} has ended")
+                raise _NotReached(f"worker {pid} has ended")
             try:
                 return await _sent(address, method, target, **how)
             except httpx.ConnectError as exc:
                 if loop.time() > until:
                     reason = failure_text(exc)
-                    raise GroupError(f"worker {pid} is not reached: {reason}") from None
+                    unreached = f"worker {pid} is not reached: {reason}"
+                    raise _NotReached(unreached) from None
             except httpx.HTTPError as exc:
                 raise GroupError(f"worker {pid}: {failure_text(exc)}") from None
             await asyncio.sleep(PAUSE)

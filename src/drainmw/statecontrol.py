@@ -33,8 +33,10 @@ from drainmw.contract import (
     Offered,
 )
 from drainmw.core.envelope import Export
+from drainmw.core.handoff import Recipient
 from drainmw.errors import DrainError, StateRequestInvalid
 from drainmw.offering import Offer
+from drainmw.origin import lives
 from drainmw.problems import problem
 from drainmw.reading import bounded, queried
 from drainmw.release import Drain
@@ -111,13 +113,15 @@ class StateControl:
         """Open a listener for one fetch; refused at once where there is no state."""
         body = OfferRequest.parse(await self._json(request))
         revisions, nonce = (body.source_revision, body.target_revision), body.nonce
-        adapter = self._drain.check_export(body.protocol, *revisions, nonce)
+        taker, within = body.taker or None, body.timeout_ms / 1000
+        to = Recipient(nonce, taker, within, lives) if nonce is not None else None
+        adapter = self._drain.check_export(body.protocol, *revisions, to)
         is_copy = phase_of(adapter) == "serving"
         epoch = None if is_copy else self._drain.epoch
 
         async def export(_request: Request) -> Response:
             try:
-                export = self._drain.export_state(adapter.protocol, *revisions, nonce)
+                export = self._drain.export_state(adapter.protocol, *revisions, to)
                 return _exported(await export)
             except DrainError as exc:
                 return problem(exc)
@@ -129,13 +133,13 @@ class StateControl:
                 if (told.nonce, told.protocol) != (nonce, adapter.protocol):
                     raise StateRequestInvalid("this is the offer of another handoff")
                 if epoch is not None:
-                    self._drain.acknowledge(told, epoch)
+                    self._drain.acknowledge(told, epoch, taker)
                 return Response(status_code=200)
             except DrainError as exc:
                 return problem(exc)
 
         offer = Offer(export, acknowledge if nonce is not None else None)
-        port = await offer.open(body.timeout_ms / 1000)
+        port = await offer.open(within)
         base = f"http://127.0.0.1:{port}"
         answer: Offered = {
             "protocol": adapter.protocol,
@@ -151,13 +155,14 @@ class StateControl:
             answer["origin"] = {
                 "acknowledge": f"{base}{ACKNOWLEDGE_PATH}",
                 "epoch": epoch,
+                "timeoutMs": body.timeout_ms,
                 "process": self._drain.identity(),
             }
         return JSONResponse(answer)
 
     async def _acknowledge(self, request: Request) -> Response:
         told = AcknowledgeRequest.parse(await self._json(request))
-        self._drain.acknowledge(told, self._drain.epoch)
+        self._drain.acknowledge(told, self._drain.epoch, told.taker or None)
         drain = self._drain
         return JSONResponse({"phase": str(drain.phase), "epoch": drain.epoch})
 

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from drainmw.core.drain import TABLE, Event, Gate, Lifecycle, Phase, Run
+from drainmw.core.handoff import Recipient
 from drainmw.errors import (
     AlreadyStarted,
     DrainDetached,
@@ -592,7 +593,7 @@ Act = Callable[[], object]
 
 def acknowledged() -> Lifecycle:
     lifecycle = sealed()
-    lifecycle.acknowledge(1, OF, TO)
+    lifecycle.acknowledge(1, OF, Recipient(TO))
     return lifecycle
 
 
@@ -605,7 +606,7 @@ def given_of(lifecycle: Lifecycle) -> list[tuple[str, str, bool]]:
 def test_what_was_fetched_is_not_handed_over_yet() -> None:
     lifecycle = sealed()
     for _ in range(2):
-        lifecycle.give(1, OF, TO)
+        lifecycle.give(1, OF, Recipient(TO))
         assert given_of(lifecycle) == [(OF, TO, False)]
     lifecycle.resume(NONCE)
     assert lifecycle.phase == "serving"
@@ -613,10 +614,10 @@ def test_what_was_fetched_is_not_handed_over_yet() -> None:
 
 def test_a_fetch_that_nobody_acknowledged_gives_way_to_the_next() -> None:
     lifecycle = sealed()
-    lifecycle.give(1, OF, TO)
-    lifecycle.give(1, OF, AGAIN)
+    lifecycle.give(1, OF, Recipient(TO))
+    lifecycle.give(1, OF, Recipient(AGAIN))
     assert given_of(lifecycle) == [(OF, AGAIN, False)]
-    lifecycle.acknowledge(1, OF, TO)
+    lifecycle.acknowledge(1, OF, Recipient(TO))
     assert given_of(lifecycle) == [(OF, TO, True)]
 
 
@@ -624,9 +625,9 @@ def test_an_acknowledged_state_goes_to_no_other_handoff() -> None:
     lifecycle = acknowledged()
     before = state_of(lifecycle)
     acts: list[Act] = [
-        lambda: lifecycle.give(1, OF, AGAIN),
-        lambda: lifecycle.acknowledge(1, OF, AGAIN),
-        lambda: lifecycle.check_given(OF, AGAIN),
+        lambda: lifecycle.give(1, OF, Recipient(AGAIN)),
+        lambda: lifecycle.acknowledge(1, OF, Recipient(AGAIN)),
+        lambda: lifecycle.check_given(OF, Recipient(AGAIN)),
         lambda: lifecycle.check_given(OF, None),
     ]
     for act in acts:
@@ -637,23 +638,23 @@ def test_an_acknowledged_state_goes_to_no_other_handoff() -> None:
 
 def test_the_handoff_that_has_it_may_fetch_and_acknowledge_it_again() -> None:
     lifecycle = acknowledged()
-    lifecycle.check_given(OF, TO)
-    lifecycle.give(1, OF, TO)
-    lifecycle.acknowledge(1, OF, TO)
+    lifecycle.check_given(OF, Recipient(TO))
+    lifecycle.give(1, OF, Recipient(TO))
+    lifecycle.acknowledge(1, OF, Recipient(TO))
     assert given_of(lifecycle) == [(OF, TO, True)]
 
 
 def test_each_protocol_is_given_by_itself() -> None:
     lifecycle = acknowledged()
-    lifecycle.check_given("rates/v1", AGAIN)
-    lifecycle.give(1, "rates/v1", AGAIN)
+    lifecycle.check_given("rates/v1", Recipient(AGAIN))
+    lifecycle.give(1, "rates/v1", Recipient(AGAIN))
     assert given_of(lifecycle) == [(OF, TO, True), ("rates/v1", AGAIN, False)]
     Lifecycle().check_given(OF, None)
 
 
 def test_a_release_whose_state_has_gone_over_serves_again_by_force_alone() -> None:
     lifecycle = acknowledged()
-    lifecycle.acknowledge(1, "rates/v1", AGAIN)
+    lifecycle.acknowledge(1, "rates/v1", Recipient(AGAIN))
     before = state_of(lifecycle)
     with pytest.raises(HandedOver) as refused:
         lifecycle.resume(NONCE)
@@ -689,9 +690,9 @@ def test_the_word_of_an_earlier_drain_counts_for_no_later_one() -> None:
     lifecycle = acknowledged()
     lifecycle.resume(NONCE, force=True)
     acts: list[Act] = [
-        lambda: lifecycle.give(1, OF, TO),
-        lambda: lifecycle.acknowledge(1, OF, TO),
-        lambda: lifecycle.acknowledge(2, OF, TO),
+        lambda: lifecycle.give(1, OF, Recipient(TO)),
+        lambda: lifecycle.acknowledge(1, OF, Recipient(TO)),
+        lambda: lifecycle.acknowledge(2, OF, Recipient(TO)),
     ]
     for act in acts:
         with pytest.raises(DrainResumed):
@@ -700,9 +701,9 @@ def test_the_word_of_an_earlier_drain_counts_for_no_later_one() -> None:
     conclude(lifecycle)
     assert given_of(lifecycle) == []
     with pytest.raises(DrainResumed):
-        lifecycle.acknowledge(1, OF, TO)
+        lifecycle.acknowledge(1, OF, Recipient(TO))
     assert given_of(lifecycle) == []
-    lifecycle.acknowledge(3, OF, TO)
+    lifecycle.acknowledge(3, OF, Recipient(TO))
     assert lifecycle.take_back(1, TO) is False
     assert given_of(lifecycle) == [(OF, TO, True)]
 
@@ -722,9 +723,9 @@ def test_nothing_is_taken_back_once_ownership_has_moved() -> None:
 
 def test_who_has_fetched_may_acknowledge_also_after_the_detach() -> None:
     lifecycle = sealed()
-    lifecycle.give(1, OF, TO)
+    lifecycle.give(1, OF, Recipient(TO))
     lifecycle.detach(NONCE)
-    lifecycle.acknowledge(1, OF, TO)
+    lifecycle.acknowledge(1, OF, Recipient(TO))
     assert given_of(lifecycle) == [(OF, TO, True)]
 
 
@@ -734,3 +735,134 @@ def test_what_was_written_is_what_comes_back(phase: Callable[[], Lifecycle]) -> 
     back = Lifecycle.restored(json.loads(json.dumps(lifecycle.snapshot())))
     assert state_of(back) == state_of(lifecycle)
     assert back.snapshot() == lifecycle.snapshot()
+
+
+def to(pid: int, lives: bool | None = True, nonce: str = TO) -> Recipient:
+    """One of two new releases; of the other one it is known whether it lives."""
+    return Recipient(nonce, {"pid": pid}, within=5.0, lives=lambda _process: lives)
+
+
+def taken_by_the_first() -> Lifecycle:
+    lifecycle = sealed()
+    lifecycle.acknowledge(1, OF, to(1), NOW)
+    return lifecycle
+
+
+def test_a_new_release_that_lives_is_not_replaced_under_its_nonce() -> None:
+    lifecycle = taken_by_the_first()
+    before = state_of(lifecycle)
+    acts: list[Act] = [
+        lambda: lifecycle.check_given(OF, to(2), NOW + 9),
+        lambda: lifecycle.give(1, OF, to(2), NOW + 9),
+        lambda: lifecycle.acknowledge(1, OF, to(2), NOW + 9),
+        lambda: lifecycle.take_back(1, TO, {"pid": 2}),
+    ]
+    for act in acts:
+        with pytest.raises(HandedOver, match="has gone over"):
+            act()
+    assert state_of(lifecycle) == before
+    lifecycle.acknowledge(1, OF, to(1), NOW)
+    lifecycle.acknowledge(1, OF, Recipient(TO, within=5.0), NOW)  # it does not say
+    assert state_of(lifecycle) == before
+
+
+@pytest.mark.parametrize("lives", [False, None])
+def test_a_new_release_that_need_not_live_is_replaced_and_has_no_say_any_more(
+    lives: bool | None,
+) -> None:
+    lifecycle = taken_by_the_first()
+    lifecycle.check_given(OF, to(2, lives), NOW)
+    lifecycle.give(1, OF, to(2, lives), NOW)
+    lifecycle.acknowledge(1, OF, to(2, lives), NOW)
+    with pytest.raises(HandedOver):
+        lifecycle.take_back(1, TO, {"pid": 1})
+    assert given_of(lifecycle) == [(OF, TO, True)]
+    assert lifecycle.take_back(1, TO, {"pid": 2}) is True
+    assert given_of(lifecycle) == [(OF, TO, False)]
+
+
+def test_what_a_new_release_has_discarded_goes_to_another_though_it_lives() -> None:
+    lifecycle = taken_by_the_first()
+    lifecycle.take_back(1, TO, {"pid": 1})
+    lifecycle.acknowledge(1, OF, to(2), NOW)
+    assert given_of(lifecycle) == [(OF, TO, True)]
+
+
+def fetched_by_the_first() -> Lifecycle:
+    lifecycle = sealed()
+    lifecycle.give(1, OF, to(1), NOW)
+    return lifecycle
+
+
+@pytest.mark.parametrize("other", [to(2), to(2, None), to(2, nonce=AGAIN)])
+def test_what_is_on_its_way_goes_nowhere_else_until_its_time_is_over(
+    other: Recipient,
+) -> None:
+    """Should this release die meanwhile, whoever has fetched it owns it."""
+    lifecycle = fetched_by_the_first()
+    before = state_of(lifecycle)
+    acts: list[Act] = [
+        lambda: lifecycle.check_given(OF, other, NOW + 4.9),
+        lambda: lifecycle.give(1, OF, other, NOW + 4.9),
+        lambda: lifecycle.acknowledge(1, OF, other, NOW + 4.9),
+    ]
+    for act in acts:
+        with pytest.raises(HandedOver, match=r"on its way .* has 0\.1 s left"):
+            act()
+    lifecycle.check_given(OF, None, NOW)
+    lifecycle.give(1, OF, to(1), NOW)
+    assert state_of(lifecycle) == before
+    lifecycle.give(1, OF, other, NOW + 5)
+    with pytest.raises(HandedOver):
+        lifecycle.acknowledge(1, OF, to(1, nonce=THIRD_NONCE), NOW + 6)
+    lifecycle.acknowledge(1, OF, other, NOW + 6)
+    assert given_of(lifecycle) == [(OF, other.nonce, True)]
+
+
+@pytest.mark.parametrize("nonce", [TO, AGAIN])
+def test_who_has_died_on_the_way_is_not_waited_for(nonce: str) -> None:
+    lifecycle = fetched_by_the_first()
+    lifecycle.acknowledge(1, OF, to(2, False, nonce), NOW)
+    assert given_of(lifecycle) == [(OF, nonce, True)]
+
+
+def test_who_has_failed_on_the_way_is_not_waited_for() -> None:
+    lifecycle = fetched_by_the_first()
+    assert lifecycle.take_back(1, TO, {"pid": 1}) is True
+    lifecycle.acknowledge(1, OF, to(2, nonce=AGAIN), NOW)
+    assert given_of(lifecycle) == [(OF, AGAIN, True)]
+
+
+def test_what_was_on_its_way_at_a_resume_bars_the_next_drain_for_its_time() -> None:
+    """It is told of the resume when it wants to acknowledge, unless this release is
+    dead by then: to another that had fetched from it, too, it would look the same."""
+    lifecycle = fetched_by_the_first()
+    lifecycle.resume(NONCE)
+    with pytest.raises(DrainResumed):
+        lifecycle.acknowledge(1, OF, to(1), NOW)
+    lifecycle.begin(begin_request(OTHER_NONCE), NOW)
+    conclude(lifecycle)
+    lifecycle = Lifecycle.restored(lifecycle.snapshot())
+    with pytest.raises(HandedOver, match="on its way"):
+        lifecycle.give(3, OF, to(2, nonce=AGAIN), NOW + 4.9)
+    assert given_of(lifecycle) == []
+    later = Lifecycle.restored(lifecycle.snapshot())
+    later.acknowledge(3, OF, to(2, nonce=AGAIN), NOW + 5)
+    lifecycle.take_back(1, TO, {"pid": 1})
+    lifecycle.acknowledge(3, OF, to(2, nonce=AGAIN), NOW)
+    assert given_of(lifecycle) == given_of(later) == [(OF, AGAIN, True)]
+
+
+def test_a_seal_that_fails_is_counted_unless_another_one_has_not() -> None:
+    lifecycle = drained()
+    assert lifecycle.run is not None
+    assert lifecycle.unseal(1) is True
+    assert lifecycle.run.unseals == 1
+    lifecycle.seal(NONCE)
+    assert lifecycle.unseal(1) is False
+    assert (lifecycle.run.unseals, lifecycle.run.sealed) == (1, True)
+    lifecycle.resume(NONCE)
+    assert lifecycle.unseal(1) is True
+    lifecycle.begin(begin_request(OTHER_NONCE), NOW)
+    assert lifecycle.unseal(1) is True
+    assert lifecycle.run.unseals == 0

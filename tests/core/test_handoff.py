@@ -259,7 +259,6 @@ def test_only_what_went_over_is_confirmed(
     ("state", "said"),
     [
         (pending, "a handoff is discarded once acknowledged, and it is pending"),
-        (failed, "a handoff is discarded once acknowledged, and it is failed"),
         (confirmed, "ownership has moved here; nothing can be discarded any more"),
     ],
 )

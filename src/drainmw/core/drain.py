@@ -20,7 +20,7 @@ from typing import Any
 
 from drainmw.bodies import BeginRequest
 from drainmw.contract import COUNTERS_INVALID, FAILURE_MAXIMUM, NOT_IDLE, TIMEOUT
-from drainmw.core.handoff import Given, Handoffs
+from drainmw.core.handoff import Given, Handoffs, Recipient
 from drainmw.errors import (
     AlreadyStarted,
     DrainDetached,
@@ -107,6 +107,8 @@ class Run:
     ended_at: float | None = None
     sealed: bool = False
     """The state that goes over is fixed."""
+    unseals: int = 0
+    """How often a seal has failed, and was taken back."""
     given: dict[str, Given] = field(default_factory=dict)
     """By protocol, the state that the next release has fetched."""
 
@@ -126,6 +128,8 @@ class Lifecycle:
         self.run: Run | None = None
         self.handoffs = Handoffs()
         """What this release takes over, as a new one."""
+        self._on_their_way: dict[str, Given] = {}
+        """By protocol, what had been fetched, and no more, when this was resumed."""
         self._retired: set[str] = set()
         self._resumed: tuple[str, int] | None = None
 
@@ -250,6 +254,9 @@ class Lifecycle:
         if self.run.acknowledged and not force:
             protocols = [given.protocol for given in self.run.acknowledged]
             raise HandedOver(protocols, self.run.acknowledged[0].nonce)
+        for given in self.run.given.values():
+            if not given.acknowledged:
+                self._on_their_way[given.protocol] = given
         self._retired.add(nonce)
         self._move(Event.RESUME)
         self.epoch += 1
@@ -268,55 +275,90 @@ class Lifecycle:
         self._move(Event.SEAL)
         run.sealed = True
 
-    def give(self, epoch: int, protocol: str, nonce: str) -> None:
-        """The next release has fetched that state, under the nonce of a handoff.
+    def unseal(self, epoch: int) -> bool:
+        """A seal has failed; false where another one has not, meanwhile.
+
+        Others that are under way fail, too: their adapters are told that what was
+        to be fixed may change again.
+        """
+        if self.run is not None and self.run.epoch == epoch:
+            self.run.unseals += not self.run.sealed
+            return not self.run.sealed
+        return True
+
+    def give(self, epoch: int, protocol: str, to: Recipient, now: float = 0.0) -> None:
+        """The next release has fetched that state.
 
         Raises:
             DrainResumed: The drain of that epoch does not stand any more.
-            HandedOver: Another handoff was acknowledged.
+            HandedOver: As `check_given` says.
         """
         run = self._of_epoch(epoch)
-        self.check_given(protocol, nonce)
-        run.given.setdefault(protocol, Given(protocol, nonce))
-        if run.given[protocol].nonce != nonce:  # never acknowledged; this one counts
-            run.given[protocol] = Given(protocol, nonce)
+        self.check_given(protocol, to, now)
+        given = run.given.get(protocol)
+        if given is None or given.nonce != to.nonce:
+            given = run.given[protocol] = Given(protocol, to.nonce)
+        given.taker = to.process or given.taker
+        given.until = now + to.within
 
-    def check_given(self, protocol: str, nonce: str | None) -> None:
-        """Whether that state may go to the handoff of that nonce.
+    def check_given(
+        self, protocol: str, to: Recipient | None, now: float = 0.0
+    ) -> None:
+        """Whether that state may go there; `None` is nobody in particular.
 
         Raises:
-            HandedOver: Another handoff was acknowledged, and not discarded.
+            HandedOver: Another handoff was acknowledged, and not discarded, or still
+                has time for that; or the same one in another release, which lives.
         """
         given = self.run.given.get(protocol) if self.run else None
-        if given is not None and given.acknowledged and given.nonce != nonce:
-            raise HandedOver([protocol], given.nonce)
+        nonce, process = (to.nonce, to.process) if to else (None, None)
+        for one in filter(None, (given, self._on_their_way.get(protocol))):
+            is_other = bool(process and one.taker and process != one.taker)
+            lives = to.lives(one.taker) if to and one.taker else None
+            if one.acknowledged:
+                if one.nonce != nonce or (is_other and lives):
+                    raise HandedOver([protocol], one.nonce)
+            elif to and now < one.until and (one.nonce != nonce or is_other):
+                if lives is not False:
+                    raise HandedOver([protocol], one.nonce, one.until - now)
 
-    def acknowledge(self, epoch: int, protocol: str, nonce: str) -> None:
+    def acknowledge(
+        self, epoch: int, protocol: str, to: Recipient, now: float = 0.0
+    ) -> None:
         """The next release says that it has the state. Idempotent.
 
         From here on a resume has to be forced.
 
         Raises:
             DrainResumed: The drain of that epoch does not stand any more.
-            HandedOver: Another handoff was acknowledged.
+            HandedOver: As `check_given` says.
         """
-        self.give(epoch, protocol, nonce)
+        self.give(epoch, protocol, to, now)
         self._of_epoch(epoch).given[protocol].acknowledged = True
 
-    def take_back(self, epoch: int, nonce: str) -> bool:
+    def take_back(
+        self, epoch: int, nonce: str, taker: dict[str, Any] | None = None
+    ) -> bool:
         """The next release has discarded what that handoff gave it. Idempotent.
 
         False where the drain of that epoch gave nothing under that nonce.
 
         Raises:
             DrainDetached: Ownership has moved.
+            HandedOver: A later release has it, under the same nonce.
         """
+        for late in list(self._on_their_way.values()):
+            if late.nonce == nonce and late.taker in (None, taker):
+                del self._on_their_way[late.protocol]
         run = self.run if self.run and self.run.epoch == epoch else None
         taken = [g for g in run.given.values() if g.nonce == nonce] if run else []
         if taken and self.phase is Phase.DETACHED:
             raise DrainDetached
         for given in taken:
-            given.acknowledged = False
+            if taker and given.taker not in (None, taker):
+                raise HandedOver([given.protocol], nonce)
+        for given in taken:
+            given.acknowledged, given.until = False, 0.0
         return bool(taken)
 
     def detach(self, nonce: str) -> None:
@@ -336,6 +378,7 @@ class Lifecycle:
             "revision": self.revision,
             "phase": str(self.phase),
             "epoch": self.epoch,
+            "onTheirWay": [asdict(given) for given in self._on_their_way.values()],
             "retired": sorted(self._retired),
             "resumed": self._resumed,
             "run": run
@@ -348,6 +391,7 @@ class Lifecycle:
                 "failure": run.failure,
                 "ended_at": run.ended_at,
                 "sealed": run.sealed,
+                "unseals": run.unseals,
                 "given": [asdict(given) for given in run.given.values()],
             },
             "handoffs": self.handoffs.snapshot(),
@@ -359,6 +403,8 @@ class Lifecycle:
         lifecycle = cls(snapshot["revision"])
         lifecycle.phase = Phase(snapshot["phase"])
         lifecycle.epoch = snapshot["epoch"]
+        for late in snapshot["onTheirWay"]:
+            lifecycle._on_their_way[late["protocol"]] = Given(**late)
         lifecycle._retired = set(snapshot["retired"])
         if snapshot["resumed"] is not None:
             nonce, epoch = snapshot["resumed"]

@@ -10,7 +10,7 @@ Time comes in as `now` (monotonic seconds); nothing here waits or locks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +35,23 @@ class Given:
     nonce: str
     """Of the handoff."""
     acknowledged: bool = False
+    taker: dict[str, Any] | None = None
+    """Which process the new side is, where it has said so."""
+    until: float = 0.0
+    """When the time is over in which it may be acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """Who is to have state: a handoff, by its nonce, in a new release."""
+
+    nonce: str
+    process: dict[str, Any] | None = None
+    """Which process that release is, where it has said so."""
+    within: float = 0.0
+    """How many seconds it has, from the fetch on, to say that it has it."""
+    lives: Callable[[dict[str, Any]], bool | None] = lambda _process: None
+    """Whether a process lives; `None` where that is unknown."""
 
 
 @dataclass(slots=True)
@@ -62,6 +79,11 @@ class Handoff:
     cursor: str | None = None
     digest: str | None = None
     failure: str | None = None
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether the old release may still take its work back, or has to give it."""
+        return self.status == "acknowledged" and self.provisional
 
     def told(self) -> StateStatus:
         """The answer to a status."""
@@ -109,7 +131,7 @@ class Handoffs:
             source_revision=request.source_revision,
             target_revision=request.target_revision,
             fingerprint=fingerprint,
-            deadline=now + request.timeout_ms / 1000,
+            deadline=now + request.within,
             carrier=carrier,
             origin=None if origin is None else origin.process,
             epoch=None if origin is None else origin.epoch,
@@ -185,13 +207,15 @@ class Handoffs:
     def discard(self, nonce: str) -> bool:
         """Give up what was imported; true if that is news. Idempotent.
 
+        What has failed was given up then.
+
         Raises:
-            StateNotProvisional: It is not acknowledged, or ownership has moved here.
+            StateNotProvisional: It is pending, or ownership has moved here.
         """
         handoff = self.find(nonce)
-        if handoff.failure == StateDiscarded.code:
+        if handoff.status == "failed":
             return False
-        if handoff.status != "acknowledged" or not handoff.provisional:
+        if not handoff.is_provisional:
             status = "confirmed" if handoff.status == "acknowledged" else handoff.status
             raise StateNotProvisional(status, "discarded")
         handoff.status, handoff.failure = "failed", StateDiscarded.code
