@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("rq")
 
+from rq.suspension import suspend
+
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.rq import DrainableWorker, RQWorkers
@@ -68,23 +70,53 @@ async def test_what_one_release_has_not_started_another_runs(
     await hand_over(blue, green, journal, jobs=6, slots=1)
 
 
-async def test_idle_workers_settle_at_once_and_take_nothing(
-    blue: Release, journal: Journal
+async def test_idle_workers_settle_at_once(
+    blue: Release, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They wait for work in Redis, and would each take one job more."""
+    """They wait for work in Redis, so they have to be woken; until then they count."""
     blue.start(2)
     await journal.until(lambda: pulling(blue) == 2, "both wait for work")
     assert await blue.count() == Counts()
-    await blue.source.hold()
-    held_at = time.monotonic()
-    await blue.enqueue(["x", "y"], 0.0)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(blue.redis, "client_unblock", lambda _id: None)
+        await blue.source.hold()
+        assert await blue.count() == Counts(jobs=2)
+    asked = time.monotonic()
     await blue.source.settled()
-    assert time.monotonic() - held_at < 0.5
+    assert time.monotonic() - asked < 0.5
+    assert await blue.count() == Counts()
+
+
+async def test_idle_workers_give_back_what_comes_while_they_are_held(
+    blue: Release, journal: Journal
+) -> None:
+    """J4: each would run one job more."""
+    blue.start(2)
+    await journal.until(lambda: pulling(blue) == 2, "both wait for work")
+    blue.redis.hset("drainmw:rq:blue:holds", "somebody", "now")
+    await blue.enqueue(["x", "y"], 0.0)
+    await journal.until(lambda: not pulling(blue), "both have looked")
+    await blue.source.hold()
     assert await blue.count() == Counts()
     assert len(blue.queue) == 2
+    assert blue.redis.get("drainmw:rq:blue:back") == b"2"
     assert journal.started() == []
+    blue.redis.hdel("drainmw:rq:blue:holds", "somebody")
     await blue.source.release()
     await all_ran_once(journal, ["x", "y"])
+
+
+async def test_workers_that_are_suspended_settle(
+    blue: Release, journal: Journal
+) -> None:
+    blue.start(1)
+    await blue.enqueue(["x"], 0.2)
+    await journal.until(journal.started, "it works")
+    suspend(blue.redis)
+    await blue.source.hold()
+    async with asyncio.timeout(2):
+        await blue.source.settled()
+    assert await blue.count() == Counts()
 
 
 def pulling(one: Release) -> int:
@@ -163,8 +195,14 @@ def leases(one: Release) -> list[tuple[bytes, float]]:
     return one.redis.zrange(key, 0, -1, withscores=True)  # type: ignore[return-value]
 
 
-async def test_who_leaves_in_order_has_left_nothing(blue: Release) -> None:
-    (worker,) = blue.start(1)
+async def test_who_leaves_in_order_has_left_nothing(
+    blue: Release, journal: Journal
+) -> None:
+    """Also where it waited for work, and nobody was held yet."""
+    worker, idle = blue.start(2)
+    await journal.until(lambda: pulling(blue) == 2, "both wait for work")
+    idle.signal(signal.SIGTERM)
+    assert idle.exit_code() == 0
     await blue.source.hold()
     await blue.source.settled()
     worker.signal(signal.SIGTERM)
