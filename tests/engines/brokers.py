@@ -11,6 +11,7 @@ import pwd
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -66,9 +67,10 @@ def postgres() -> Iterator[int]:
         command = [str(programs / "postgres"), "-D", data, "-h", "127.0.0.1"]
         command += ["-p", str(port), "-k", "", "-F", "-c", "shared_buffers=16MB"]
         with _running(command, folder, user, signal.SIGQUIT) as process:
-            # Any first answer to "do you speak TLS?" tells that it takes clients.
-            question = bytes((0, 0, 0, 8, 4, 210, 22, 47))
-            _wait_for_answer(process, port, question, b"N")
+            # A greeting for a user and a database, to be let in as: "R".
+            names = b"user\0postgres\0database\0postgres\0\0"
+            greeting = struct.pack("!II", 8 + len(names), 3 << 16) + names
+            _wait_for_answer(process, port, greeting, b"R")
             yield port
 
 
