@@ -238,6 +238,8 @@ def test_what_had_to_end_here_may_park_once_it_is_the_last() -> None:
     queue.travel()
     assert not queue.lines.asks(first)
     queue.lines.end(first)
+    assert not queue.lines.asks(child)  # its parent may wait for it
+    parent.over()
     assert queue.lines.asks(child)
 
 

@@ -1168,3 +1168,29 @@ async def test_a_job_of_the_registry_may_feed_it_and_waits_for_nothing_lost() ->
     bench.go("job", "child")
     assert await task == "child done"
     assert await ended(release.drain) == "drained"
+
+
+async def test_what_a_job_waits_for_does_not_park() -> None:
+    """Its result would come in the next release, and the job hold the drain."""
+    bench = with_handoff()
+    release = drained_by(bench)
+    asked: list[bool] = []
+
+    @bench.queue.handler("waits")
+    async def waits() -> str:
+        await bench.gate("waits").wait()
+        asked.append(bench.queue.current.must_park)
+        return bench.queue.current.park(1) if asked[-1] else "done"
+
+    async def job() -> Any:
+        return await bench.queue.run("a", waits)
+
+    task = release.drain.spawn(job())
+    await calm()
+    await release.client.begin()
+    await calm()
+    await bench.queue.hold()  # as the drain does once the job is over, and a user may
+    bench.go("waits")
+    assert await asyncio.wait_for(task, 5) == "done"
+    assert asked == [False]
+    assert await ended(release.drain) == "drained"

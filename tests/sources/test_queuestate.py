@@ -1,6 +1,7 @@
 """The work of a queue on its way from one release to the next."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -496,3 +497,13 @@ async def test_a_queue_is_held_and_released_under_load(seed: int) -> None:
     plans = await hold_and_release(load, cycles=25)
     load.check()
     assert set(plans) == {"broken off", "parked", "held"}
+
+
+async def test_what_has_come_over_is_as_old_as_its_import() -> None:
+    """The report tells for how long this release has had it."""
+    value = await (await full("a")).exported()
+    new = Worker()
+    before = time.monotonic()
+    await new.state.import_state(value, about())
+    [waiting] = new.queue.running()
+    assert waiting.started >= before

@@ -50,6 +50,7 @@ class Crossing:
         handlers: Handlers,
         lock: AbstractContextManager[Any],
         carry_on: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         """`carry_on` starts what may start, outside of the lock."""
         self.room: int | None = None
@@ -63,6 +64,7 @@ class Crossing:
         self._handlers = handlers
         self._lock = lock
         self._carry_on = carry_on
+        self._clock = clock
         self._taken: dict[str, _Taken] = {}
 
     # The old side
@@ -144,6 +146,7 @@ class Crossing:
             checkpoint=body.get("checkpoint"),
             loop=loop_for("an import"),
             context=contextvars.Context(),
+            started=self._clock(),
         )
 
 

@@ -145,7 +145,7 @@ class Lines:
     def asks(self, piece: Piece, line: Line | None = None) -> bool:
         """Whether that piece, which runs, should park."""
         line = line or self._lines[piece.key]
-        can = piece.may_park and piece.handler is not None
+        can = piece.may_park and piece.handler is not None and not _is_awaited(piece)
         return self.travels and can and not line.staying
 
     # Gates
@@ -348,13 +348,10 @@ class Lines:
                 self.withdrawn.append(piece)
 
     def _may_go(self, piece: Piece) -> bool:
-        """What work in flight has started, and may wait for, ends with that work,
-        unless this goes on and on."""
-        if piece.body is None:
+        """What work in flight may wait for ends with that work, unless this goes on
+        and on."""
+        if piece.body is None or _is_awaited(piece):
             return False
-        if piece.feeder is not None and piece.feeder.in_flight:
-            if piece.depth <= CHASES:
-                return False
         return piece.place == "withdrawn" or piece.size <= self.room
 
     def _keep(self, piece: Piece, line: Line) -> None:
@@ -362,3 +359,9 @@ class Lines:
         piece.may_park = not self.travels
         line.staying += self.travels
         self._put(piece, "waiting")
+
+
+def _is_awaited(piece: Piece) -> bool:
+    """Work in flight has started it, and may wait for it."""
+    feeder = piece.feeder
+    return feeder is not None and feeder.in_flight and piece.depth <= CHASES

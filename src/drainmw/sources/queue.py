@@ -76,7 +76,13 @@ class KeyedQueue:
         self._changed = Pulse()
         self._lock = threading.RLock()
         self.crossing = Crossing(
-            self, self._lines, self._ids, self._handlers, self._lock, self._carry_on
+            self,
+            self._lines,
+            self._ids,
+            self._handlers,
+            self._lock,
+            self._carry_on,
+            clock,
         )
         """For its `QueueState`."""
 
