@@ -101,7 +101,7 @@ class Rates(Rooms):
     """A second kind of state."""
 
     def __init__(self, *names: str, **members: Any) -> None:
-        super().__init__(*names, protocol="rates/v1", **members)
+        super().__init__(*names, **{"protocol": "rates/v1", **members})
 
 
 def release_with(*adapters: Any, **settings: Any) -> Release:

@@ -477,7 +477,7 @@ def test_what_does_not_fit_the_drain_that_stands_is_refused(
     release: Served, nonce: str
 ) -> None:
     target = ("--control", str(release.control))
-    no_drain = "drainmw: no drain has begun there"
+    no_drain = "drainmw: no drain has begun there; `drainmw begin` begins one"
     assert refusal("status", *target, code=4) == no_drain
     assert refusal("wait", *target, code=4) == no_drain
     assert refusal("resume", *target, code=4) == no_drain
@@ -648,7 +648,7 @@ def test_a_person_hands_all_state_over_and_may_do_it_again(pair: Pair) -> None:
     assert pair.hand_over() == GIVEN
     code, said = pair.of_old("resume")
     assert code == 4
-    assert "RUNTIME_STATE_HANDED_OVER: rooms/v1, rates/v1 has gone over" in said
+    assert "the state of rooms/v1, rates/v1 has gone over" in said
     assert pair.hand_over("--detach") == f"{GIVEN}detached  (epoch 1)\n"
     assert pair.hand_over("--detach") == f"{GIVEN}detached  (epoch 1)\n"
     taken = pair.new.handoffs()["taken"]
@@ -697,7 +697,7 @@ def test_what_is_not_there_to_be_handed_over_is_refused(
     assert bare.hand_over(code=4) == "drainmw: this release has no state adapter"
     serving = Pair(stage.host(gone := Rooms("ann")), stage.host(Rooms()))
     said = serving.hand_over("--detach", code=4)
-    assert said == "drainmw: no drain has begun there"
+    assert said == "drainmw: no drain has begun there; `drainmw begin` begins one"
     assert "RUNTIME_STATE_NOT_EXPORTABLE" in serving.hand_over(code=4)
     assert gone.heard == []
 

@@ -916,8 +916,20 @@ async def test_a_release_tells_what_it_gives() -> None:
         "sealed": False,
         "process": release.drain.identity(),
         "adapters": [
-            {"protocol": "rooms/v1", "schemaVersion": 1, "phase": "drained"},
-            {"protocol": "rates/v1", "schemaVersion": 3, "phase": "serving"},
+            {
+                "protocol": "rooms/v1",
+                "schemaVersion": 1,
+                "phase": "drained",
+                "reads": [1],
+                "discards": True,
+            },
+            {
+                "protocol": "rates/v1",
+                "schemaVersion": 3,
+                "phase": "serving",
+                "reads": [3],
+                "discards": True,
+            },
         ],
         "given": [],
         "taken": [],

@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drainmw.client import ControlClient, Denied, Unreachable
-from drainmw.errors import DrainDetached, StateAdapterNotFound
-from drainmw.handing import Handing
+from drainmw.errors import (
+    DrainDetached,
+    StateAdapterNotFound,
+    StateNotDiscardable,
+    StateVersionUnknown,
+)
+from drainmw.handing import Handing, unclaimed
 from tests.processes import free_port
 from tests.rig import NONCE, OTHER_NONCE
 from tests.rooms import Rates, Rooms
@@ -186,8 +191,50 @@ def test_only_what_was_named_goes_over(stage: Stage, drive: DriveOf) -> None:
     assert driver.hand_over("rates/v1", nonce=TO) == {"rates/v1": "acknowledged"}
     assert driver.handing.nonces == {"rates/v1": TO}
     assert (rooms.heard, rates.names) == ([], ["ten"])
-    with pytest.raises(Denied, match="RUNTIME_STATE_ADAPTER_NOT_FOUND"):
+    known = "the old release has no state adapter of 'other/v1'; it has rooms/v1"
+    with pytest.raises(StateAdapterNotFound, match=known):
         driver.hand_over("other/v1")
+
+
+def test_what_the_new_release_cannot_take_is_found_before_anything_goes(
+    stage: Stage, drive: DriveOf
+) -> None:
+    old = stage.host(gone := Rooms("ann"), Rates("ten")).drained()
+    new = stage.host(rooms := Rooms())
+    with pytest.raises(StateAdapterNotFound, match=r"the new release has no .*rates"):
+        drive(old, new).hand_over()
+    other = stage.host(Rooms(), Rates(schema_version=2))
+    with pytest.raises(StateVersionUnknown, match=r"of version 1; .* reads 2"):
+        drive(old, other).hand_over()
+    assert (rooms.heard, "seal" in gone.heard) == ([], False)
+
+
+def test_all_of_it_is_discarded_or_nothing(stage: Stage, drive: DriveOf) -> None:
+    old = stage.host(Rooms("ann"), Rates("ten")).drained()
+    new = stage.host(rooms := Rooms(), Rates(discard=None))
+    driver = drive(old, new)
+    driver.hand_over()
+    with pytest.raises(StateNotDiscardable, match="rates/v1"):
+        driver.discard()
+    assert rooms.names == ["ann"]
+    assert driver.discard("rooms/v1") == ["rooms/v1"]
+
+
+def test_what_would_end_with_the_old_release_is_known(
+    stage: Stage, drive: DriveOf
+) -> None:
+    old = stage.host(
+        Rooms("ann"), Rates("ten"), Rates(protocol="copy/v1", phase="serving")
+    )
+    old.drained()
+    new = stage.host(Rooms(), Rates(), Rates(protocol="copy/v1", phase="serving"))
+    driver = drive(old, new)
+    with old.asked() as client:
+        assert unclaimed(client) == ["rooms/v1", "rates/v1"]
+        driver.hand_over("rooms/v1")
+        assert unclaimed(client) == ["rates/v1"]
+        driver.hand_over("rates/v1")
+        assert unclaimed(client) == []
 
 
 def test_the_first_that_fails_ends_the_run(stage: Stage, drive: DriveOf) -> None:

@@ -296,10 +296,13 @@ def seal(nonce: str | None, **where: Any) -> None:
 @main.command()
 @targeted
 @_nonce_option
-def detach(nonce: str | None, **where: Any) -> None:
+@click.option("--force", is_flag=True, help="Also where state would end with it.")
+def detach(nonce: str | None, force: bool, **where: Any) -> None:
     """Give the work of an ended drain away for good; no resume after it."""
     to = Target(**where)
     with asking(to) as client:
+        if not force:
+            _check_claimed(client)
         _print_moved(client.detach(nonce or _standing(client)), to)
 
 
@@ -398,11 +401,23 @@ def handoff(
         if detach:
             if lost := list(handing.lost()):
                 raise Failed(f"{'; '.join(lost)}: {_LOST}")
+            _check_claimed(source)
             with _finished_by("the state has gone over and is provisional there", UNDO):
                 moved = source.detach(drained)
             with _finished_by("the old release is detached, and the new one not told"):
                 handing.confirm(moved)
             _print_moved(moved, giving)
+
+
+def _check_claimed(source: ControlClient) -> None:
+    from drainmw.handing import unclaimed
+
+    if kept := ", ".join(unclaimed(source)):
+        raise Refused(
+            f"the state of {kept} has not gone over, and would end with the old "
+            "release: `drainmw handoff` hands it over, `drainmw detach --force` gives "
+            "it up"
+        )
 
 
 _LOST = (
@@ -514,13 +529,8 @@ def serve(ctx: click.Context, /, workers: int, **options: Any) -> None:
 @contextmanager
 def asking(to: Target) -> Iterator[ControlClient]:
     """A client of the target; its errors become messages and exit codes."""
-    from drainmw.client import ControlClient, Denied, Unreachable, found
-    from drainmw.errors import (
-        DrainDetached,
-        DrainNotFound,
-        SettingsError,
-        StateAdapterNotFound,
-    )
+    from drainmw.client import ControlClient, Unreachable, found
+    from drainmw.errors import DrainError, SettingsError
 
     try:
         with ControlClient(**found(to.url, to.control, to.token_file)) as client:
@@ -529,14 +539,14 @@ def asking(to: Target) -> Iterator[ControlClient]:
         raise Usage(str(exc)) from None
     except Unreachable as exc:
         raise OutOfReach(str(exc)) from None
-    except (Denied, DrainDetached, DrainNotFound, StateAdapterNotFound) as exc:
+    except DrainError as exc:
         raise Refused(str(exc)) from None
 
 
 def _standing(client: ControlClient) -> str:
     nonce = client.report()["nonce"]
     if nonce is None:
-        raise Refused("no drain has begun there")
+        raise Refused("no drain has begun there; `drainmw begin` begins one")
     return nonce
 
 

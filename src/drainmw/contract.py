@@ -137,6 +137,10 @@ class AdapterReport(TypedDict):
     schemaVersion: int
     phase: str
     """From which phase on it is exported."""
+    reads: list[int]
+    """The versions that it imports."""
+    discards: bool
+    """Whether it can undo an import."""
 
 
 class GivenReport(TypedDict):

@@ -246,6 +246,8 @@ class PhaseConflict(Refused):
     def __str__(self) -> str:
         if self.event == "seal":
             return f"state is sealed once drained, and this release is {self.phase}"
+        if self.event == "detach":
+            return f"a drain is detached once it has ended, and is {self.phase}"
         text = f"{self.event} is not possible while {self.phase}"
         resumable = self.phase in ("draining", "drained", "failed")
         return f"{text}; resume first" if resumable else text
@@ -262,18 +264,22 @@ class StateAdapterNotFound(Refused):
 
     code = "RUNTIME_STATE_ADAPTER_NOT_FOUND"
 
-    def __init__(self, protocol: str | None, known: list[str]) -> None:
-        super().__init__(protocol, known)
+    def __init__(
+        self, protocol: str | None, known: list[str], release: str = "this release"
+    ) -> None:
+        super().__init__(protocol, known, release)
         self.protocol = protocol
         self.known = known
+        self.release = release
 
     def __str__(self) -> str:
         if not self.known:
-            return "this release has no state adapter"
+            return f"{self.release} has no state adapter"
         names = ", ".join(self.known)
         if self.protocol is None:
-            return f"this release has several state adapters; name one of {names}"
-        return f"this release has no state adapter of that protocol; it has {names}"
+            return f"{self.release} has several state adapters; name one of {names}"
+        wanted = ascii(self.protocol[:128])
+        return f"{self.release} has no state adapter of {wanted}; it has {names}"
 
 
 class StateNotExportable(Refused):
@@ -428,8 +434,10 @@ class HandedOver(Refused):
                 f"which has {self.left:.1f} s left"
             )
         return (
-            f"{', '.join(self.protocols)} has gone over in handoff {self.nonce}; the "
-            "new release has to discard it first, or a resume has to be forced"
+            f"the state of {', '.join(self.protocols)} has gone over in handoff "
+            f"{self.nonce}: `drainmw handoff` goes on from here, with --again where "
+            "the new release has ended, or with --discard, after which this one can "
+            "be resumed; `drainmw resume --force` leaves both with that state"
         )
 
 

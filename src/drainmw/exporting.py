@@ -48,6 +48,7 @@ from drainmw.state import (
     pair,
     part_of,
     phase_of,
+    readable,
     wrapped,
 )
 from drainmw.text import failure_text
@@ -360,6 +361,8 @@ class Exports:
                 "protocol": adapter.protocol,
                 "schemaVersion": adapter.schema_version,
                 "phase": phase_of(adapter),
+                "reads": readable(adapter),
+                "discards": hook_of(adapter, "discard") is not None,
             }
             for adapter in self._adapters
         ]

@@ -25,6 +25,8 @@ from drainmw.errors import (
     DrainError,
     StateAdapterNotFound,
     StateDiscarded,
+    StateNotDiscardable,
+    StateVersionUnknown,
 )
 from drainmw.tokens import generate
 
@@ -62,6 +64,7 @@ class Handing:
         chosen = list(protocols) or [a["protocol"] for a in giving["adapters"]]
         if not chosen:
             raise StateAdapterNotFound(None, [])
+        _check_adapters(chosen, giving, taking)
         self._choose(chosen, nonce, giving, taken, again)
         begun = {handoff["nonce"] for handoff in taken}
         if giving["phase"] == "drained" and not giving["sealed"]:
@@ -144,14 +147,21 @@ class Handing:
             raise DrainDetached
         self._taker = taking["process"]
         noted = {given["nonce"] for given in giving["given"] if given["acknowledged"]}
+        due = []
         for taken in taking["taken"]:
             own = taken["nonce"]
             is_discarded = taken.get("failure") == StateDiscarded.code
             is_owed = is_discarded or (taken["status"] == "failed" and own in noted)
             is_due = taken["provisional"] or is_owed
             if is_due and _is_meant(taken, protocols, nonce):
-                self._give_up(taken["protocol"], own)
-                yield taken
+                due.append(taken)
+        discards = {a["protocol"]: a["discards"] for a in taking["adapters"]}
+        for taken in due:  # all or nothing
+            if taken["provisional"] and not discards.get(taken["protocol"]):
+                raise StateNotDiscardable(taken["protocol"])
+        for taken in due:
+            self._give_up(taken["protocol"], taken["nonce"])
+            yield taken
 
     def _give_up(self, protocol: str, nonce: str) -> None:
         """Once it is undone, and not before, the old side is told."""
@@ -191,6 +201,39 @@ class Handing:
         for protocol in protocols:
             own = nonce if len(protocols) == 1 else _derived(nonce, protocol)
             self.nonces[protocol] = known.get(protocol, own)
+
+
+def unclaimed(source: ControlClient) -> list[str]:
+    """What would end with an old release that is detached now, by protocol.
+
+    That is state which changes while it serves, and which nobody has fetched and
+    acknowledged.
+    """
+    giving = source.handoffs()
+    if giving["phase"] == "detached":
+        return []
+    gone = {given["protocol"] for given in giving["given"] if given["acknowledged"]}
+    kept = [a["protocol"] for a in giving["adapters"] if a["phase"] != "serving"]
+    return [protocol for protocol in kept if protocol not in gone]
+
+
+def _check_adapters(
+    protocols: Sequence[str], giving: HandoffsReport, taking: HandoffsReport
+) -> None:
+    """Whether all of it can go over, before anything does.
+
+    Raises:
+        StateAdapterNotFound, StateVersionUnknown: Names the release.
+    """
+    versions = {a["protocol"]: a["schemaVersion"] for a in giving["adapters"]}
+    reads = {a["protocol"]: a["reads"] for a in taking["adapters"]}
+    for protocol in protocols:
+        if protocol not in versions:
+            raise StateAdapterNotFound(protocol, list(versions), "the old release")
+        if protocol not in reads:
+            raise StateAdapterNotFound(protocol, list(reads), "the new release")
+        if versions[protocol] not in reads[protocol]:
+            raise StateVersionUnknown(protocol, versions[protocol], reads[protocol])
 
 
 def _is_meant(taken: TakenReport, protocols: Sequence[str], nonce: str | None) -> bool:

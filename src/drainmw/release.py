@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
+
 from drainmw import settings as _settings
 from drainmw.bodies import (
     AcknowledgeRequest,
@@ -470,6 +472,17 @@ class Drain:
         """
         self._check_joined()
         return await self.imports.discard(nonce)
+
+    async def forward(
+        self, method: str, target: str, content: bytes, within: float
+    ) -> httpx.Response:
+        """Let a worker answer, where this is an observer of them.
+
+        Raises:
+            StateAdapterNotFound, GroupError: As `Siblings.forward` says.
+        """
+        self._check_joined()
+        return await self.siblings.forward(method, target, content, within)
 
     def handoffs(self) -> HandoffsReport:
         """What this release gives, and takes over."""

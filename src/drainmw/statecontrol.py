@@ -79,7 +79,7 @@ class StateControl:
             content = await self._body(request) if request.method == "POST" else b""
             query = request.scope.get("query_string", b"").decode("latin-1")
             path = request.scope["path"]
-            answer = await self._drain.siblings.forward(
+            answer = await self._drain.forward(
                 request.method,
                 f"{path}?{query}" if query else path,
                 content,

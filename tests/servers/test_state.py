@@ -132,7 +132,7 @@ def test_a_handoff_that_fails_leaves_the_old_release_resumable(tmp_path: Path) -
         targets = ("--from", str(old.control), "--to", str(new.control))
         refused = drainmw("handoff", *targets, "--detach")
         assert refused.exit_code == 4
-        assert "this release has no state adapter" in refused.stderr
+        assert "the new release has no state adapter" in refused.stderr
         assert drainmw("resume", "--control", str(old.control)).exit_code == 0
         assert old.get("/who").json() == {"ann": 1.5}
 
@@ -158,7 +158,7 @@ def test_only_the_drain_whose_state_went_over_is_detached(
         early = drainmw("handoff", *targets, "--detach")
         assert (early.exit_code, early.stderr) == (
             4,
-            "drainmw: no drain has begun there\n",
+            "drainmw: no drain has begun there; `drainmw begin` begins one\n",
         )
         drainmw("begin", "--wait", *control)
         late = drainmw("handoff", *targets, "--detach")

@@ -394,3 +394,17 @@ def everyone_says(new: Served, nonce: str) -> list[dict[str, Any]]:
         for _ in range(20)
     ]
     return [json.loads(text) for text in sorted({a.text for a in answers})]
+
+
+def test_a_parent_that_nobody_has_asked_knows_its_workers(
+    tmp_path: Path, runtime: Path
+) -> None:
+    """The first question to it may be about state."""
+    folder = tmp_path / "parent"
+    folder.mkdir()
+    variables = {"DRAINMW_RUNTIME_DIR": str(runtime)}
+    with served(folder, "--workers", "2", app=APP, environment=variables) as release:
+        release.wait_for_event("serving")
+        with release.asked() as client:
+            protocols = [a["protocol"] for a in client.handoffs()["adapters"]]
+    assert "shares" in protocols
