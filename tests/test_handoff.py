@@ -430,7 +430,7 @@ async def test_what_cannot_be_exported_is_not_offered(
 
 async def test_only_so_many_offers_stand_at_once() -> None:
     release = release_of(Sessions("x"))
-    offers = [(await offered(release)).json() for _ in range(9)]
+    offers = [(await offered(release, timeoutMs=20_000)).json() for _ in range(9)]
     await closed(offers[0])
     for offer in offers[1:]:
         assert (await fetched(offer)).status_code == 200

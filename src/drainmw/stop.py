@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
@@ -105,3 +106,11 @@ def end_within(seconds: float) -> None:
 
 def _end_now(_number: int, _frame: FrameType | None) -> None:
     os._exit(1)
+
+
+@atexit.register  # before the app's are, and so called after them
+def _let_python_go() -> None:
+    """All that can hang has ended, and the alarm would kill what has its exit code:
+    Python goes without its signal handlers."""
+    if signal.getsignal(signal.SIGALRM) is _end_now:
+        signal.setitimer(signal.ITIMER_REAL, 0)
