@@ -11,6 +11,7 @@ from drainmw.client import ControlClient, Denied, Unreachable
 from drainmw.errors import (
     DrainDetached,
     StateAdapterNotFound,
+    StateAlreadyStarted,
     StateNotDiscardable,
     StateVersionUnknown,
 )
@@ -401,3 +402,46 @@ def test_a_later_drain_of_the_old_release_hands_its_own_state_over(
     second = drive(old, stage.host(come := Rooms()))
     assert second.hand_over() == {"rooms/v1": "acknowledged"}
     assert come.names == ["ann", "bob"]
+
+
+def test_what_came_from_another_release_is_not_taken_for_this_ones(
+    stage: Stage, drive: DriveOf
+) -> None:
+    one, two = (stage.host(Rooms(name)).drained() for name in ("ann", "bob"))
+    new = stage.host(come := Rooms())
+    assert drive(one, new).hand_over() == {"rooms/v1": "acknowledged"}
+    with pytest.raises(StateAlreadyStarted, match="A fresh process can"):
+        drive(two, new).hand_over()
+    assert come.names == ["ann"]
+    with two.asked() as client:
+        assert unclaimed(client) == ["rooms/v1"]
+
+
+def test_what_an_earlier_drain_gave_is_not_taken_for_this_ones(
+    stage: Stage, drive: DriveOf
+) -> None:
+    old = stage.host(gone := Rooms("ann")).drained()
+    driver = drive(old, stage.host(Rooms()))
+    driver.hand_over()
+    with old.asked() as client:
+        client.resume(client.report()["nonce"] or "", force=True)
+    gone.names.append("late")
+    old.drained(OTHER_NONCE)
+    with pytest.raises(StateAlreadyStarted):
+        driver.hand_over()
+
+
+def test_what_is_provisional_does_not_go_on(stage: Stage, drive: DriveOf) -> None:
+    """The release before may take it back."""
+    old, middle = stage.host(Rooms("ann")).drained(), stage.host(Rooms())
+    new = stage.host(last := Rooms())
+    first = drive(old, middle)
+    first.hand_over()
+    middle.drained()
+    second = drive(middle, new)
+    with pytest.raises(Denied, match="RUNTIME_STATE_PROVISIONAL"):
+        second.hand_over()
+    with old.asked() as client:
+        first.handing.confirm(client.detach(client.report()["nonce"] or ""))
+    assert second.hand_over() == {"rooms/v1": "acknowledged"}
+    assert last.names == ["ann"]

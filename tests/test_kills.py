@@ -293,7 +293,7 @@ def test_what_is_detached_before_it_has_arrived_is_not_lost(stage: Stage) -> Non
     command = stage.forked.run(stage.files / "command", *stage.handoff())
     stage.until_at("new.import")
     old = ("--control", str(stage.releases["old"].control))
-    assert drainmw("detach", *old).exit_code == 0
+    assert drainmw("detach", "--force", *old).exit_code == 0
     stage.releases["new"].kill()
     command.end()
     stage.start("fresh").until_event("serving")

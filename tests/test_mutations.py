@@ -285,8 +285,8 @@ LIES = (
     Lie(
         "state goes to one new release after another",
         "core/drain.py",
-        "given.acknowledged and given.nonce != nonce:",
-        "False:",
+        "if one.nonce != nonce or (is_other and lives):",
+        "if False:",
         PHASES,
     ),
     Lie(
@@ -299,7 +299,7 @@ LIES = (
     Lie(
         "what has moved here for good can be undone",
         "core/handoff.py",
-        'if handoff.status != "acknowledged" or not handoff.provisional:',
+        "if not handoff.is_provisional:",
         'if handoff.status != "acknowledged":',
         HANDOFF,
     ),

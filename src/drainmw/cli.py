@@ -431,6 +431,8 @@ def _print_handoff(told: StateStatus, handing: Handing, as_json: bool) -> None:
         _print_json(told)
     elif told["status"] == "acknowledged":
         click.echo(f"{told['protocol']} handed over, cursor {told['cursor']}")
+    elif told["status"] == "pending" and handing.is_slow():
+        click.echo(f"{told['protocol']} on its way, nonce {told['nonce']}", err=True)
     if told["status"] == "failed":
         raise Failed(f"{told['protocol']}: {told['failure']}; {handing.kept(told)}")
 

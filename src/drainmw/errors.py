@@ -22,6 +22,7 @@ DrainError
 │   ├── StateNotImportable   this release drains itself
 │   ├── StateNotPending      that handoff has ended
 │   ├── StateNotProvisional  that handoff cannot be confirmed, or discarded, any more
+│   ├── StateProvisional     what is to go over may go back to the release before
 │   ├── StateNotDiscardable  its adapter cannot undo an import
 │   ├── StateNotDetached     ownership has not moved by that drain
 │   ├── StateNotCombined     its adapter cannot make one state of several workers'
@@ -363,6 +364,23 @@ class StateNotProvisional(Refused):
         if self.status == "confirmed":
             return f"ownership has moved here; nothing can be {self.wanted} any more"
         return f"a handoff is {self.wanted} once acknowledged, and it is {self.status}"
+
+
+class StateProvisional(Refused):
+    """Raised when state is to go on that the release before may take back."""
+
+    code = "RUNTIME_STATE_PROVISIONAL"
+
+    def __init__(self, protocol: str, nonce: str) -> None:
+        super().__init__(protocol, nonce)
+        self.protocol = protocol
+        self.nonce = nonce
+
+    def __str__(self) -> str:
+        return (
+            f"{self.protocol} came here in handoff {self.nonce} and is provisional: "
+            "detach the release before this one first, or discard it here"
+        )
 
 
 class StateNotDiscardable(Refused):

@@ -26,6 +26,7 @@ from drainmw.errors import (
     StateExportInvalid,
     StateNotCombined,
     StateNotExportable,
+    StateProvisional,
     StateSealRefused,
 )
 from drainmw.flag import Flag
@@ -214,6 +215,7 @@ class Exports:
         phase, run = lifecycle.phase, lifecycle.run
         if phase_of(adapter) != "serving":
             lifecycle.check_given(adapter.protocol, to, self._clock())
+            _check_own(lifecycle, adapter.protocol)
         if phase is Phase.DETACHED and run is not None and run.sealed:
             return  # the new side may have ended right after; its nonce is needed
         reached = "serving" if phase is Phase.CORDONED else str(phase)
@@ -252,6 +254,7 @@ class Exports:
         members, unseals = record.members(), run.unseals
         for adapter in self._adapters:
             self._check_combined(adapter)
+            _check_own(lifecycle, adapter.protocol)
         try:
             await self.seal_here(run.epoch)
             await self._seal_others(run.epoch)
@@ -297,11 +300,12 @@ class Exports:
             seal = hook_of(adapter, "seal")
             try:
                 if seal is not None:
-                    async with asyncio.timeout(SEAL_PATIENCE):
+                    async with asyncio.timeout(SEAL_PATIENCE) as limit:
                         await called(seal)
             except Exception as exc:
                 await self._unseal(told)
-                why = failure_text(exc)
+                late = f"it gave no answer in {SEAL_PATIENCE:g} s"
+                why = late if limit.expired() else failure_text(exc)
                 raise StateSealRefused(f"{adapter.protocol}: {why}") from exc
             told.append(adapter)
         if self._unseals != unseals:
@@ -403,3 +407,17 @@ def _name(adapter: StateAdapter, run: Run) -> str:
     """Under which name the sealed state of an adapter is kept."""
     protocol = hashlib.sha256(adapter.protocol.encode()).hexdigest()[:16]
     return f"{run.epoch}-{protocol}"
+
+
+def _check_own(lifecycle: Lifecycle, protocol: str) -> None:
+    """Whether this release has that state for good, where it has taken it over.
+
+    One that the old side never noted is not asked for: nobody would confirm it.
+
+    Raises:
+        StateProvisional: The release before it may still take its work back.
+    """
+    for handoff in lifecycle.handoffs:
+        if handoff.protocol == protocol and handoff.epoch is not None:
+            if handoff.is_provisional:
+                raise StateProvisional(protocol, handoff.nonce)

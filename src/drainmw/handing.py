@@ -24,6 +24,7 @@ from drainmw.errors import (
     DrainDetached,
     DrainError,
     StateAdapterNotFound,
+    StateAlreadyStarted,
     StateDiscarded,
     StateNotDiscardable,
     StateVersionUnknown,
@@ -32,6 +33,7 @@ from drainmw.tokens import generate
 
 PROOF_PATIENCE = 2.0  # seconds for a new release to prove that the old one is dead
 PROOF_PAUSE = 0.1
+SLOW = 0.5  # seconds after which it is said that a handoff is on its way
 
 
 class Handing:
@@ -46,6 +48,7 @@ class Handing:
         self._taker: dict[str, Any] = {}
         self.nonces: dict[str, str] = {}
         """By protocol, those of the handoffs that were driven."""
+        self._say_at = 0.0
 
     def hand_over(
         self, protocols: Sequence[str], nonce: str | None, *, again: bool = False
@@ -57,6 +60,7 @@ class Handing:
 
         Raises:
             StateAdapterNotFound: The old release has no state.
+            StateAlreadyStarted: The new release has taken it over from another.
             DrainError: What either of them refuses.
         """
         giving, taking = self._source.handoffs(), self._target.handoffs()
@@ -74,10 +78,35 @@ class Handing:
         for protocol in chosen:
             if self.nonces[protocol] not in begun:
                 self._begin(protocol, is_free=nonce is None)
+            self._say_at = time.monotonic() + SLOW
             for told in self._target.handoff(self.nonces[protocol]):
+                if told["status"] == "acknowledged":
+                    self._check_gave(giving, protocol)
                 yield told
                 if told["status"] == "failed":
                     return
+
+    def is_slow(self) -> bool:
+        """Whether it is time, once a second, to say that a handoff is on its way."""
+        now = time.monotonic()
+        if now < self._say_at:
+            return False
+        self._say_at = now + 1
+        return True
+
+    def _check_gave(self, giving: HandoffsReport, protocol: str) -> None:
+        """Whether it is from this old release, and this drain of it.
+
+        Raises:
+            StateAlreadyStarted: The new release has had it before, or from another.
+        """
+        is_copy = {a["protocol"]: a["phase"] == "serving" for a in giving["adapters"]}
+        if is_copy.get(protocol):
+            return
+        nonce = self.nonces[protocol]
+        given = self._source.handoffs()["given"]
+        if not any(g["nonce"] == nonce and g["acknowledged"] for g in given):
+            raise StateAlreadyStarted
 
     def lost(self) -> Iterator[str]:
         """What the new release has acknowledged and has not any more, in words."""
