@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -104,6 +106,32 @@ async def test_a_worker_that_is_born_while_it_is_held_starts_held(
         assert engine.source.count() == Counts()
         await engine.source.release()
         await all_ran_once(journal, ["early"])
+
+
+class Slow(dramatiq.Middleware):
+    """Comes before a message is known to be in process."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+
+    def before_process_message(self, broker: object, message: object) -> None:
+        self.entered.set()
+        time.sleep(0.3)
+
+
+async def test_a_message_that_was_just_taken_counts_when_the_hold_returns(
+    redis_url: str, journal: Journal
+) -> None:
+    """J4."""
+    async with here(redis_url, journal) as engine:
+        slow = Slow()
+        engine.broker.add_middleware(slow, before=Drainable)
+        await engine.enqueue(["x"], 0.2)
+        await asyncio.to_thread(slow.entered.wait)
+        await engine.source.hold()
+        assert engine.source.count() == Counts(jobs=1)
+        await engine.source.settled()
+        await all_ran_once(journal, ["x"])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
