@@ -57,7 +57,7 @@ from drainmw.importing import Imports
 from drainmw.log import logger
 from drainmw.origin import identity, lives
 from drainmw.record import LocalRecord, ReleaseRecord
-from drainmw.reporting import blockers, in_words
+from drainmw.reporting import Told, blockers, in_words
 from drainmw.rollcall import RollCall
 from drainmw.siblings import Siblings
 from drainmw.sockets import Socket
@@ -567,13 +567,14 @@ class Drain:
         seen = await self._holds.ask()
         _, roll, workers = await self._rolls.call("tell")
         _, lifecycle = self._record.read()
+        told = [self._told(), *self._record.told()]
         return report_of(
             lifecycle,
             workers,
             roll,
             seen,
-            [*self.blockers(), *self._record.told()],
-            self.warnings(),
+            [blocker for worker in told for blocker in worker["blockers"]],
+            list(dict.fromkeys(text for worker in told for text in worker["warnings"])),
             app=self.settings.app,
             now=self.clock(),
         )
@@ -583,6 +584,10 @@ class Drain:
         return blockers(
             self.ledger, self._holds.running(), self.clock(), self.settings.redact_path
         )
+
+    def _told(self) -> Told:
+        """What this worker has to tell, whichever of them is asked."""
+        return {"blockers": self.blockers(), "warnings": self.warnings()}
 
     # Joining the others
 
@@ -612,7 +617,7 @@ class Drain:
             self._keep(group)
         loop = asyncio.get_running_loop()
         self._live_in(loop)
-        self._rolls.attach(loop, group, self.follow, self.blockers)
+        self._rolls.attach(loop, group, self.follow, self._told)
         self._open_to_siblings()
         self.follow()
 
