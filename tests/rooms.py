@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drainmw import Drain
-from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.roster import Worker
 from drainmw.record import Hint, LocalRecord
+from drainmw.reporting import Told
 from drainmw.siblingapp import SiblingApp
 from drainmw.state import ImportContext
 from tests.rig import NONCE, Release, begin_request, new_drain
@@ -154,10 +154,10 @@ class _Shared:
     def wake(self, hint: Hint = "look") -> None:
         self._all.woken(self.pid)
 
-    def tell(self, blockers: list[Blocker]) -> None:
+    def tell(self, told: Told) -> None:
         """Nobody asks."""
 
-    def told(self) -> list[Blocker]:
+    def told(self) -> list[Told]:
         return []
 
     def members(self) -> list[int]:

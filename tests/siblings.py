@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
 from drainmw.record import Hint, LocalRecord
+from drainmw.reporting import Told
 
 T = TypeVar("T")
 
@@ -45,8 +45,8 @@ class SharedRecord:
         self.hints.append(hint)
         self.on_wake(hint)
 
-    def tell(self, blockers: list[Blocker]) -> None:
+    def tell(self, told: Told) -> None:
         """Nobody asks."""
 
-    def told(self) -> list[Blocker]:
+    def told(self) -> list[Told]:
         return []

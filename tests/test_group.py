@@ -268,7 +268,7 @@ def test_a_free_slot_is_taken_again_and_says_nothing_old(
 ) -> None:
     with peer(directory, itself()) as first:
         first.do(told.publish, replace(IDLE, counts=(3, 0, 0, 0)))
-        (group.path / "w1.json").write_text(json.dumps([{"kind": "http"}]))
+        (group.path / "w1.json").write_text(json.dumps({"blockers": []}))
         first.kill()
         until(lambda: group.others() == [], "its end")
         with peer(directory, itself()) as second:
@@ -355,13 +355,16 @@ def _hints(group: Group) -> dict[str, str]:
     return group.hints()
 
 
-def test_blockers_are_told(group: Group, sibling: Peer) -> None:
+def test_blockers_and_warnings_are_told(group: Group, sibling: Peer) -> None:
     sibling.do(_tell)
-    assert [blocker["kind"] for blocker in group.told()] == ["http"]
+    (told,) = group.told()
+    assert [blocker["kind"] for blocker in told["blockers"]] == ["http"]
+    assert told["warnings"] == ["mend me"]
 
 
 def _tell(group: Group) -> None:
-    group.tell([{"kind": "http"}])  # type: ignore[typeddict-item]  # enough here
+    work = {"kind": "http"}
+    group.tell({"blockers": [work], "warnings": ["mend me"]})  # type: ignore[list-item]  # enough here
 
 
 # An observer
@@ -476,14 +479,14 @@ def test_an_empty_map_is_stamped_and_one_of_another_version_refused(
 ) -> None:
     first = Group(directory, itself())
     place, size = first.path / "group", (first.path / "group").stat().st_size
-    assert place.read_bytes()[4:12] == b"DRMW\x02\x00\x00\x00"
+    assert place.read_bytes()[4:12] == b"DRMW\x03\x00\x00\x00"
     first.leave()
-    place.write_bytes(b"\0\0\0\0DRMW\x03\0\0\0".ljust(size, b"\0"))
-    with pytest.raises(GroupError, match="is of version 3, this drainmw makes 2"):
+    place.write_bytes(b"\0\0\0\0DRMW\x04\0\0\0".ljust(size, b"\0"))
+    with pytest.raises(GroupError, match="is of version 4, this drainmw makes 3"):
         Group(directory, itself())
     place.write_bytes(b"")
     Group(directory, itself()).leave()
-    assert place.read_bytes()[4:12] == b"DRMW\x02\x00\x00\x00"
+    assert place.read_bytes()[4:12] == b"DRMW\x03\x00\x00\x00"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])

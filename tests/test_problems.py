@@ -26,8 +26,9 @@ ELSEWHERE = {
     # Raised to the app, or at start.
     *("IntakeRefused", "ConnectionClosed", "InstalledTwice", "SettingsError"),
     "StateAdapterInvalid",
+    "LeaseCrowded",
     # Raised to the drain itself, which asks again.
-    "Superseded",
+    *("Superseded", "LeaseHeld", "LeaseLost", "OwnershipUnavailable"),
 }
 """They never come to a door; nor do those of sources and of keyed work."""
 AT_DOORS = [

@@ -32,6 +32,11 @@ GOOD: dict[str, list[Any]] = {
     "timeout": [0.1, 600, "25", "2.5", "1e2"],
     "group": ["blue", "a.b_c-1", "x" * 64],
     "runtime_dir": ["/run/drainmw", Path("run")],
+    "ownership": [
+        *("file", "off", SecretStr("off"), "redis://host", "rediss://:pw@host:1/2"),
+        *("unix:///run/redis.sock?db=1", "postgresql://u:p@host/db?sslmode=require"),
+        *("postgres://host", SecretStr("redis://host")),
+    ],
     "lame_duck": [0, 600, "5"],
     "kill_grace": [0, 3600, "30"],
     "graceful_timeout": [0.1, 600],
@@ -92,6 +97,10 @@ BAD: dict[str, list[Any]] = {
     ],
     "group": ["", "a b", "../x", "a" * 65, 5],
     "runtime_dir": [5, True],
+    "ownership": [
+        *("", "File", "redis", "redis:", "redis://", "mysql://host", "host", 5),
+        *("redis://a\nb", "redis://[host", SecretStr("")),
+    ],
     "lame_duck": [-1, 601, "soon", True],
     "kill_grace": [-1, 3601, "inf", True],
     "graceful_timeout": [0, 601, "nan"],
@@ -218,6 +227,14 @@ def test_a_bad_token_is_not_shown(secret: str, by_keyword: bool) -> None:
     assert "s3cret" not in str(refused.value)
     cause = refused.value.__cause__ or refused.value.__context__
     assert "s3cret" not in repr(cause)
+
+
+def test_the_password_of_a_place_of_ownership_is_not_shown() -> None:
+    url = "redis://user:s3cret@host"
+    assert "s3cret" not in repr(load({}, ownership=url))
+    with pytest.raises(SettingsError) as refused:
+        load({}, ownership=f"x{url}")
+    assert "s3cret" not in f"{refused.value} {refused.value.__context__!r}"
 
 
 def test_a_token_stands_in_no_repr() -> None:

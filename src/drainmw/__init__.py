@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     )
     from drainmw.middleware import DrainMiddleware
     from drainmw.modelstate import ModelState
+    from drainmw.owner import Owner
     from drainmw.release import Drain
     from drainmw.sources.base import Counts, WorkSource
+    from drainmw.sources.clock import Clock
     from drainmw.sources.executors import ExecutorSource
+    from drainmw.sources.owned import Owned
     from drainmw.sources.queue import KeyedQueue
     from drainmw.sources.queuestate import QueueState
     from drainmw.state import ImportContext, StateAdapter
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Clock",
     "ConnectionClosed",
     "Counts",
     "Drain",
@@ -43,6 +47,8 @@ __all__ = [
     "IntakeRefused",
     "KeyedQueue",
     "ModelState",
+    "Owned",
+    "Owner",
     "Phase",
     "Policy",
     "QueueState",
@@ -55,6 +61,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Clock": "drainmw.sources.clock",
     "ConnectionClosed": "drainmw.errors",
     "Counts": "drainmw.sources.base",
     "Drain": "drainmw.release",
@@ -65,6 +72,8 @@ _HOME = {
     "IntakeRefused": "drainmw.errors",
     "KeyedQueue": "drainmw.sources.queue",
     "ModelState": "drainmw.modelstate",
+    "Owned": "drainmw.sources.owned",
+    "Owner": "drainmw.owner",
     "Phase": "drainmw.core.drain",
     "Policy": "drainmw.core.policy",
     "QueueState": "drainmw.sources.queuestate",

@@ -219,6 +219,7 @@ class _Worker:
         loop.add_reader(self._lifeline.fileno(), self._on_word)
         self._server.started_hook = self._say_that_it_serves
         await self._server.serve([self._listener])
+        await self._drain.ownership.stop()  # where the app has no lifespan
 
     def _say_that_it_serves(self) -> None:
         with contextlib.suppress(OSError):  # the parent is gone; that is heard, too

@@ -27,13 +27,16 @@ DrainError
 │   ├── StateNotDetached     ownership has not moved by that drain
 │   ├── StateNotCombined     its adapter cannot make one state of several workers'
 │   ├── StateSealRefused     the app does not let its state be fixed
-│   └── HandedOver           another release has the state already
+│   ├── HandedOver           another release has the state already
+│   ├── LeaseHeld            whoever may run schedules lives
+│   └── LeaseLost            another process may run schedules since
 ├── Misuse               fix the code or the configuration
 │   ├── SettingsError        a setting that is not usable
 │   ├── InstalledTwice       two middlewares in one chain
 │   ├── GroupError           the workers of a release cannot act as one
 │   ├── HandlerUnknown       keyed work of a handler that is not registered
-│   └── StateAdapterInvalid  a state adapter that cannot be registered
+│   ├── StateAdapterInvalid  a state adapter that cannot be registered
+│   └── LeaseCrowded         more schedules than a lease remembers
 ├── RequestInvalid       the peer sent something that is not in the contract
 │   ├── StateRequestInvalid  a begin of a handoff is not in its form
 │   │   └── StateVersionUnknown  a version of state that no adapter reads
@@ -43,7 +46,8 @@ DrainError
 │   ├── SourceUnavailable    no answer: the count is unknown, never zero
 │   │   └── NotConverging        work in flight goes on starting more
 │   ├── CountersInvalid      a counter is not a whole number of at least 0
-│   └── CountersUnknown      somebody was asked and has not answered
+│   ├── CountersUnknown      somebody was asked and has not answered
+│   └── OwnershipUnavailable nobody can tell who may run schedules
 └── StateError           state cannot go over
     ├── StateValueInvalid    it is not JSON
     ├── StateExportInvalid   it does not pass its adapter's own check
@@ -459,6 +463,36 @@ class HandedOver(Refused):
         )
 
 
+class LeaseHeld(Refused):
+    """Raised when a lease is taken whose holder may live."""
+
+    code = "RUNTIME_LEASE_HELD"
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return f"instance {self.holder} may run these schedules"
+
+
+class LeaseLost(Refused):
+    """Raised when something is written under a lease that another has taken."""
+
+    code = "RUNTIME_LEASE_LOST"
+
+    def __init__(self, generation: int, newest: int) -> None:
+        super().__init__(generation, newest)
+        self.generation = generation
+        self.newest = newest
+
+    def __str__(self) -> str:
+        return (
+            f"generation {self.generation} may not run these schedules any more; "
+            f"the newest is {self.newest}"
+        )
+
+
 class Misuse(DrainError):
     """Raised when the calling code or the configuration has to be mended."""
 
@@ -504,6 +538,22 @@ class StateAdapterInvalid(Misuse):
     """Raised when a state adapter is registered that is not in the right form."""
 
     code = "RUNTIME_STATE_ADAPTER_INVALID"
+
+
+class LeaseCrowded(Misuse):
+    """Raised when a tick is of one schedule too many; it is not fired."""
+
+    code = "RUNTIME_LEASE_CROWDED"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.most = most
+
+    def __str__(self) -> str:
+        return (
+            f"one owner remembers {self.most} schedules that were due within a day; "
+            "divide them between owners of several names"
+        )
 
 
 class RequestInvalid(DrainError):
@@ -617,6 +667,15 @@ class CountersUnknown(SourceError):
     def __str__(self) -> str:
         because = f" ({self.why})" if self.why else ""
         return f"no count from {', '.join(self.who)}{because}"
+
+
+class OwnershipUnavailable(SourceError):
+    """Raised when the place where ownership is noted gives no answer.
+
+    Nobody can tell then who may run schedules, so this process runs none.
+    """
+
+    code = "RUNTIME_OWNERSHIP_UNAVAILABLE"
 
 
 class StateError(DrainError):

@@ -39,19 +39,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from drainmw import slots
-from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
 from drainmw.errors import DrainError, GroupError, Superseded
 from drainmw.locks import any_held, is_held, opened, share, try_lock, unlock
 from drainmw.record import Hint
+from drainmw.reporting import Told
 from drainmw.socketfile import check_directory
 from drainmw.supervisor import Supervisor
 
 T = TypeVar("T")
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"DRMW"
 LOCK_PATIENCE = 2.0  # seconds until a transition gives up on the lock
 LOCK_PAUSE = 0.0002
@@ -329,22 +329,22 @@ class Group:
             ):
                 asked[name] = message.decode()
 
-    # Blockers, for whoever asks to be told
+    # What a report tells of every worker
 
-    def tell(self, blockers: list[Blocker]) -> None:
-        """Write this worker's oldest work down."""
+    def tell(self, told: Told) -> None:
+        """Write down what this worker tells."""
         if self._slot is not None:
             path = self.path / f"w{self._slot}.json"
             draft = path.with_suffix(".draft")
-            draft.write_text(json.dumps(blockers))
+            draft.write_text(json.dumps(told))
             draft.replace(path)
 
-    def told(self) -> list[Blocker]:
+    def told(self) -> list[Told]:
         """What the others have written down."""
-        found: list[Blocker] = []
+        found: list[Told] = []
         for slot in self._live():
             with contextlib.suppress(OSError, ValueError):
-                found += json.loads((self.path / f"w{slot}.json").read_bytes())
+                found.append(json.loads((self.path / f"w{slot}.json").read_bytes()))
         return found
 
     def fileno(self) -> int:

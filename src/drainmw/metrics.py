@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from drainmw.contract import Report
 from drainmw.core.drain import Phase
+from drainmw.core.heartbeat import OVERLAP
 from drainmw.errors import Misuse
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class _Collector:
         )
         yield CounterMetricFamily(
             "drainmw_refused", "Work refused.", value=report["refusedTotal"]
+        )
+        yield GaugeMetricFamily(
+            "drainmw_schedule_overlaps",
+            "Names whose schedules are run by several instances.",
+            value=sum(text.startswith(OVERLAP) for text in report["warnings"]),
         )
         remaining = report["remainingMs"]
         if remaining is not None:

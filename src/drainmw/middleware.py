@@ -187,6 +187,7 @@ class _Other:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._drain.walkers.note()
         if scope["type"] == "http":
+            self._drain.ownership.start()  # where there is no lifespan to tell
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
@@ -198,14 +199,30 @@ class _Other:
 
         A server takes any other exception for an app without lifespan. What the
         state holds at startup is in the scope of every request that follows.
+        Schedules may run once the app has started, and no more once it has ended.
         """
         if isinstance(state := scope.get("state"), dict):
             state["drainmw"] = self._drain
+        ownership, has_lifespan = self._drain.ownership, False
+
+        async def sender(message: Message) -> None:
+            nonlocal has_lifespan
+            has_lifespan = has_lifespan or message["type"].startswith("lifespan.")
+            if message["type"] == "lifespan.startup.complete":
+                ownership.start()
+            elif message["type"].startswith("lifespan.shutdown."):
+                await ownership.stop()
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, sender)
         except InstalledTwice as exc:
             logger().error("app not started", reason=str(exc))
             await send({"type": "lifespan.startup.failed", "message": str(exc)})
+        except Exception:
+            if not has_lifespan:
+                ownership.start()
+            raise
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from drainmw.contract import Blocker
 from drainmw.core.drain import Lifecycle
 from drainmw.core.ledger import GateByte
 from drainmw.core.roster import Worker
 from drainmw.errors import GroupError, Superseded
+from drainmw.reporting import Told
 
 T = TypeVar("T")
 
@@ -50,14 +50,14 @@ class Record(Protocol):
         ...
 
     def wake(self, hint: Hint = "look") -> None:
-        """Make the others look, publish (`ask`), or write down blockers (`tell`)."""
+        """Make the others look, publish (`ask`), or write down what they tell."""
         ...
 
-    def tell(self, blockers: list[Blocker]) -> None:
-        """Write this worker's oldest work down."""
+    def tell(self, told: Told) -> None:
+        """Write down what this worker tells."""
         ...
 
-    def told(self) -> list[Blocker]:
+    def told(self) -> list[Told]:
         """What the others have written down."""
         ...
 
@@ -124,10 +124,10 @@ class LocalRecord:
     def wake(self, hint: Hint = "look") -> None:
         """Nobody sleeps."""
 
-    def tell(self, blockers: list[Blocker]) -> None:
+    def tell(self, told: Told) -> None:
         """Nobody asks."""
 
-    def told(self) -> list[Blocker]:
+    def told(self) -> list[Told]:
         """Nothing."""
         return []
 

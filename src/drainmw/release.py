@@ -56,8 +56,10 @@ from drainmw.group import Group
 from drainmw.importing import Imports
 from drainmw.log import logger
 from drainmw.origin import identity, lives
+from drainmw.owner import Owner
+from drainmw.ownership import Ownership
 from drainmw.record import LocalRecord, ReleaseRecord
-from drainmw.reporting import blockers, in_words
+from drainmw.reporting import Told, blockers, in_words
 from drainmw.rollcall import RollCall
 from drainmw.siblings import Siblings
 from drainmw.sockets import Socket
@@ -136,6 +138,15 @@ class Drain:
         self._lock = threading.RLock()
         self._holds = Holds(self.settings.count_timeout)
         self._holds.add(self.tasks)
+        self.ownership = Ownership(
+            self.settings,
+            clock=clock,
+            may_fire=lambda: self.ledger.gate[0] <= Gate.CORDONED,
+            may_own=self._may_own,
+            clocks_held=lambda: self._holds.is_held("clock"),
+            is_observer=observes is not None,
+        )
+        self._holds.on_held = self.ownership.stir
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
         self.states = Adapters()
@@ -217,6 +228,30 @@ class Drain:
         course = self._course
         if course is not None and not (source.intake == "push" and not self.ended):
             self._at_home(self._holds.start, course.run.epoch, source.intake)
+
+    def own(self, name: str = "schedules") -> Owner:
+        """Who may run the schedules of that name, over all releases of this app.
+
+        Ask it before each tick, or give it to a `Clock` or an `Owned` source. The
+        same name gives the same owner.
+
+        Raises:
+            Misuse: It cannot be a name, or a source has it.
+            SettingsError: Ownership cannot be noted where it is configured.
+        """
+        owner, is_new = self.ownership.own(name)
+        if is_new:
+            self.add_source(owner)
+        return owner
+
+    def _may_own(self) -> bool:
+        """Whether this worker may run schedules, as far as its release goes."""
+        if not self._joined or self.unjoined is not None:
+            return False
+        try:
+            return self.phase in (Phase.SERVING, Phase.CORDONED)
+        except GroupError:
+            return False
 
     def add_state(self, adapter: StateAdapter) -> None:
         """Hand that state over, or take it over; one adapter for each protocol.
@@ -542,6 +577,7 @@ class Drain:
         found = [warning for warning in told if warning is not None]
         if self.phase in (Phase.SERVING, Phase.CORDONED):
             found += [f"source {name} is not released" for name in self._holds.stuck]
+        found += self.ownership.warnings()
         return [*found, *self.exports.warnings(), *self.imports.warnings()]
 
     def _too_patient(self) -> str | None:
@@ -567,13 +603,14 @@ class Drain:
         seen = await self._holds.ask()
         _, roll, workers = await self._rolls.call("tell")
         _, lifecycle = self._record.read()
+        told = [self._told(), *self._record.told()]
         return report_of(
             lifecycle,
             workers,
             roll,
             seen,
-            [*self.blockers(), *self._record.told()],
-            self.warnings(),
+            [blocker for worker in told for blocker in worker["blockers"]],
+            list(dict.fromkeys(text for worker in told for text in worker["warnings"])),
             app=self.settings.app,
             now=self.clock(),
         )
@@ -583,6 +620,10 @@ class Drain:
         return blockers(
             self.ledger, self._holds.running(), self.clock(), self.settings.redact_path
         )
+
+    def _told(self) -> Told:
+        """What this worker has to tell, whichever of them is asked."""
+        return {"blockers": self.blockers(), "warnings": self.warnings()}
 
     # Joining the others
 
@@ -612,7 +653,7 @@ class Drain:
             self._keep(group)
         loop = asyncio.get_running_loop()
         self._live_in(loop)
-        self._rolls.attach(loop, group, self.follow, self.blockers)
+        self._rolls.attach(loop, group, self.follow, self._told)
         self._open_to_siblings()
         self.follow()
 
@@ -684,6 +725,7 @@ class Drain:
     def forked(self) -> None:
         """Forget the siblings of the process that this one was forked from."""
         self._lock = threading.RLock()
+        self.ownership.forked()
         if self._observes is None and may_be_one_of_several():
             self._joined = False
             self._course = None

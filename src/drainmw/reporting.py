@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict
 
 from drainmw.contract import Blocker
 from drainmw.core.ledger import Kind, Ledger, Ticket
@@ -15,6 +15,13 @@ BLOCKERS_MAXIMUM = 20
 _METHOD_MAXIMUM = 16  # characters
 
 Redactor = Callable[[str], str]
+
+
+class Told(TypedDict):
+    """What a worker tells for a report of all of them."""
+
+    blockers: list[Blocker]
+    warnings: list[str]
 
 
 def blockers(

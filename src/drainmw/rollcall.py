@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from drainmw.contract import Blocker
 from drainmw.core.ledger import Ledger
 from drainmw.core.roster import Roll, Worker, fold
 from drainmw.errors import CountersInvalid, CountersUnknown
 from drainmw.flag import Pulse
 from drainmw.record import Hint, Record
+from drainmw.reporting import Told
 from drainmw.sources.holds import Holds, Seen, total, whole
 from drainmw.text import failure_text
 
@@ -131,7 +131,7 @@ class RollCall:
         loop: asyncio.AbstractEventLoop,
         listener: Listener,
         follow: Callable[[], None],
-        blockers: Callable[[], list[Blocker]],
+        told: Callable[[], Told],
     ) -> None:
         """Listen for hints in that loop; `follow` applies a new record here."""
 
@@ -140,7 +140,7 @@ class RollCall:
             follow()
             self.stirred.beat()
             reply = loop.create_task(
-                self._reply(listener, asked, blockers), name="drainmw reply"
+                self._reply(listener, asked, told), name="drainmw reply"
             )
             self._replies.add(reply)
             reply.add_done_callback(self._replies.discard)
@@ -151,10 +151,10 @@ class RollCall:
         self,
         listener: Listener,
         asked: dict[str, str],
-        blockers: Callable[[], list[Blocker]],
+        told: Callable[[], Told],
     ) -> None:
         if "tell" in asked.values():
-            self.record.tell(blockers())
+            self.record.tell(told())
         await self.speak()
         for address in asked:
             listener.answer(address)

@@ -270,6 +270,7 @@ class _Release:
             except SystemExit:  # lifespan failed, and uvicorn has said so
                 logger().error("app did not start", app=self._options.app)
             finally:
+                await self._drain.ownership.stop()  # where the app has no lifespan
                 if self._control_listener is not None:
                     await asyncio.sleep(FAREWELL)
                 self._control.should_exit = True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -59,6 +60,8 @@ _OWN_HEADERS = frozenset(
     )
 )
 """What frames a refusal, or is set by one; a second one would contradict it."""
+
+OWNERSHIP_SCHEMES = ("redis", "rediss", "unix", "postgresql", "postgres")
 
 Headers = tuple[tuple[str, str], ...]
 F = TypeVar("F")
@@ -156,6 +159,20 @@ def _policy_name(*allowed: Action) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _ownership(value: object) -> object:
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value in ("file", "off"):
+        return SecretStr(value)
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError("not a place")
+    scheme, _, host = value.partition("://")
+    if scheme not in OWNERSHIP_SCHEMES or not host:
+        raise ValueError("not a URL of such a place")
+    urlsplit(value)
+    return SecretStr(value)
+
+
 Seconds = Annotated[float, BeforeValidator(_number)]
 Whole = Annotated[int, BeforeValidator(_number)]
 OptionalPath = Annotated[str | None, BeforeValidator(_path)]
@@ -167,6 +184,8 @@ RIGHT_FORM = {
     "app": "1 to 128 printable characters",
     "group": "1 to 64 of A-Z, a-z, 0-9, `_`, `.` and `-`",
     "runtime_dir": "a directory",
+    "ownership": "file, off, or a URL such as redis://host:6379/0 (also rediss: and "
+    "unix:) or postgresql://host/database",
     "timeout": "a number of seconds from 0.1 to 600",
     "lame_duck": "a number of seconds from 0 to 600",
     "graceful_timeout": "a number of seconds from 0.1 to 600",
@@ -221,11 +240,13 @@ class Settings(BaseModel):
     revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$")
     """This release's own; a begin must name it as its source."""
     app: str | None = Field(None, min_length=1, max_length=128)
-    """What the report calls this app."""
+    """What the report calls this app, and its releases share."""
     group: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Tells two apps of one supervisor apart; it never joins what is not siblings."""
     runtime_dir: Path | None = None
     """Where workers of one release find each other; mode 0700."""
+    ownership: Annotated[SecretStr, BeforeValidator(_ownership)] = SecretStr("file")
+    """Where it is noted which process runs schedules, for all releases of `app`."""
     timeout: Seconds = Field(25.0, ge=0.1, le=600, allow_inf_nan=False)
     """Of a drain that `serve` begins by itself at SIGTERM."""
     lame_duck: Seconds = Field(0.0, ge=0, le=600, allow_inf_nan=False)

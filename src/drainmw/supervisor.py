@@ -8,11 +8,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drainmw.errors import GroupError
+
+SERVERS = ("drainmw", "uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
+_IMPORT_STRING = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,19 @@ def may_be_one_of_several() -> bool:
     return multiprocessing.parent_process() is not None or os.environ.get(
         "SERVER_SOFTWARE", ""
     ).startswith("gunicorn/")
+
+
+def served_app(argv: Sequence[str] | None = None) -> str | None:
+    """The import string that a server was started with; `None` where none is seen.
+
+    Workers have the arguments of who has started them.
+    """
+    argv = sys.argv if argv is None else argv
+    program = Path(argv[0]) if argv else Path()
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    if name not in SERVERS:
+        return None
+    return next((a for a in argv[1:] if _IMPORT_STRING.fullmatch(a)), None)
 
 
 def runtime_directory(chosen: Path | None) -> Path:

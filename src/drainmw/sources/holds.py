@@ -61,6 +61,8 @@ class Holds:
 
     def __init__(self, count_timeout: float) -> None:
         self.entries: list[Entry] = []
+        self.on_held: Callable[[], None] = lambda: None
+        """Called whenever a source has been held."""
         self._count_timeout = count_timeout
         self._epoch = 0
         self._background: set[asyncio.Task[None]] = set()
@@ -168,6 +170,10 @@ class Holds:
         """Every source is held."""
         return all(entry.held for entry in self.entries)
 
+    def is_held(self, *intakes: Intake) -> bool:
+        """Every source of those intakes is held."""
+        return all(entry.held for entry in self._of(intakes))
+
     @property
     def stuck(self) -> list[str]:
         """The sources that a release has not let go of."""
@@ -230,6 +236,7 @@ class Holds:
             entry.entered.set()
             await self._insist(entry, entry.source.hold)
             entry.held = True
+            self.on_held()
             if self._epoch == 0:  # resumed meanwhile, and nobody holds it anew
                 await self._let_go(entry)
 

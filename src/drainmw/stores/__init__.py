@@ -1,0 +1,1 @@
+"""Where it is noted who may run schedules, and who lives."""
