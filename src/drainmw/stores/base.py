@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -19,7 +21,8 @@ V = TypeVar("V")
 PATIENCE = 2.0  # seconds for one answer over the network
 LASTS = 6.0  # seconds that a lease stands there without a renewal
 PAUSE = 1.0  # seconds between two looks there
-TRIES = 50  # of a write that others keep overtaking
+TRIES = 20  # of a write that others keep overtaking
+STEP_ASIDE = 0.002  # seconds at random, ever more, so that not all try again at once
 LONG_DEAD = 3600  # seconds by the clock of a store, after which nobody beats again
 HIDDEN = "***"
 
@@ -74,12 +77,13 @@ async def replaced(
     No lock is held while the network is waited for, so who stops in the middle of
     it stops nobody else.
     """
-    for _ in range(TRIES):
+    for number in range(TRIES):
         version, lease = await read()
         before = lease.snapshot()
         answer = act(lease)
         if lease.snapshot() == before or await replace(version, lease):
             return answer
+        await asyncio.sleep(random.uniform(0, STEP_ASIDE * number))
     raise OwnershipUnavailable("too many processes write at once")
 
 
