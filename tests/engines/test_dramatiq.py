@@ -70,7 +70,7 @@ async def here(
     finally:
         await asyncio.to_thread(engine.worker.stop)
         engine.broker.close()
-        engine.broker.client.close()
+        engine.broker.client.connection_pool.disconnect()  # also of a thread that died
 
 
 async def test_it_passes_the_scenario(redis_url: str, journal: Journal) -> None:
