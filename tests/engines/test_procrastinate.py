@@ -57,13 +57,13 @@ def execute(url: str, statement: str) -> None:
 
 async def test_it_passes_the_scenario(blue: Release, journal: Journal) -> None:
     blue.start()
-    await hold_in_the_middle(blue, journal, prompt=0.2)
+    await hold_in_the_middle(blue, journal, prompt=0.5)
 
 
 async def test_jobs_that_block_pass_it(blue: Release, journal: Journal) -> None:
     blue.task = "block"
     blue.start()
-    await hold_in_the_middle(blue, journal, prompt=0.2, may_start=True)
+    await hold_in_the_middle(blue, journal, prompt=0.5, may_start=True)
 
 
 async def test_two_workers_of_an_app_pass_it_at_random(

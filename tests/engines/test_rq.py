@@ -49,7 +49,7 @@ def green(redis_url: str, journal: Journal) -> Iterator[Release]:
 async def test_it_passes_the_scenario(blue: Release, journal: Journal) -> None:
     blue.start(2)
     await hold_in_the_middle(
-        blue, journal, jobs=10, slots=2, prompt=0.2, may_start=True
+        blue, journal, jobs=10, slots=2, prompt=0.5, may_start=True
     )
 
 

@@ -43,7 +43,7 @@ async def apart(redis_url: str, folder: Path, journal: Journal) -> AsyncIterator
 
 async def test_it_passes_the_scenario(redis_url: str, journal: Journal) -> None:
     async with here(redis_url, journal) as engine:
-        await hold_in_the_middle(engine, journal, prompt=0.2)
+        await hold_in_the_middle(engine, journal, prompt=0.5)
 
 
 async def test_it_passes_at_random(redis_url: str, journal: Journal) -> None:
