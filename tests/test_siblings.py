@@ -13,7 +13,8 @@ import pytest
 
 from drainmw.errors import GroupError, StateAdapterNotFound
 from drainmw.record import LocalRecord
-from drainmw.siblings import SiblingFailed, Siblings, all_of
+from drainmw.siblings import SiblingFailed, Siblings
+from drainmw.sources.holds import together
 from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
@@ -219,7 +220,7 @@ async def test_who_waits_for_all_leaves_nobody_waiting(end: str) -> None:
         await go.wait()
         raise LookupError(end)
 
-    waiting = asyncio.ensure_future(all_of([waits(1), fails(), waits(2)]))
+    waiting = asyncio.ensure_future(together(waits(1), fails(), waits(2)))
     await calm()
     if end == "one fails":
         go.set()

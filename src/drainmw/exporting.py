@@ -37,8 +37,8 @@ from drainmw.siblings import (
     UNSEAL_PATH,
     SiblingFailed,
     Siblings,
-    all_of,
 )
+from drainmw.sources.holds import together
 from drainmw.state import (
     Adapters,
     Part,
@@ -161,8 +161,8 @@ class Exports:
             return await self._exported(adapter)
         combine = self._check_combined(adapter)
         try:
-            own, others = await all_of(
-                [self._exported(adapter), self._others(adapter.protocol)]
+            own, others = await together(
+                self._exported(adapter), self._others(adapter.protocol)
             )
         except SiblingFailed as exc:
             raise StateExportInvalid(f"another worker: {exc}") from exc

@@ -38,7 +38,8 @@ from drainmw.fetching import acknowledge, fetch
 from drainmw.flag import Flag
 from drainmw.log import logger
 from drainmw.origin import is_dead
-from drainmw.siblings import IMPORT_PATH, SETTLE_PATH, Siblings, all_of
+from drainmw.siblings import IMPORT_PATH, SETTLE_PATH, Siblings
+from drainmw.sources.holds import together
 from drainmw.state import (
     Adapters,
     ImportContext,
@@ -175,7 +176,7 @@ class Imports:
                         content=bytes(body),
                     )
                 )
-        await all_of(imports)
+        await together(*imports)
 
     async def take(self, nonce: str, index: int, count: int, body: bytes) -> None:
         """Import what a sibling has fetched.
@@ -337,7 +338,7 @@ class Imports:
         others = self._siblings.ask_all(
             SETTLE_PATH, within=SETTLE_PATIENCE, params=params
         )
-        await all_of([self.settle(nonce), others])
+        await together(self.settle(nonce), others)
 
     async def settle(self, nonce: str) -> None:
         """Return once this worker has confirmed or discarded what it imported.

@@ -8,17 +8,16 @@ is taken for a state that is empty.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from drainmw.errors import DrainError, GroupError, StateAdapterNotFound
 from drainmw.record import ReleaseRecord
+from drainmw.sources.holds import together
 from drainmw.text import failure_text
-
-T = TypeVar("T")
 
 PART_PATH = "/sibling/part"
 SEAL_PATH = "/sibling/seal"
@@ -98,8 +97,8 @@ class Siblings:
             GroupError: One gives no answer.
         """
         pids = list(self.record.addresses())
-        answers = await all_of(
-            [self.ask(pid, path, within=within, params=params) for pid in pids]
+        answers = await together(
+            *(self.ask(pid, path, within=within, params=params) for pid in pids)
         )
         return dict(zip(pids, answers, strict=True))
 
@@ -173,16 +172,6 @@ async def _sent(address: Path, method: str, target: str, **how: Any) -> httpx.Re
         transport=transport, base_url="http://sibling", timeout=None, trust_env=False
     ) as client:
         return await client.request(method, target, **how)
-
-
-async def all_of(waits: list[Awaitable[T]]) -> list[T]:
-    """Wait for all; raise the first exception at once and stop the others."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _detail(answer: httpx.Response) -> str:

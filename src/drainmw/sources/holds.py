@@ -12,7 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from drainmw.errors import (
     CountersInvalid,
@@ -26,6 +26,8 @@ from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
 from drainmw.sources.feeding import feeder
 from drainmw.text import failure_text
+
+T = TypeVar("T")
 
 RETRY_FIRST = 0.05  # seconds
 RETRY_LAST = 1.0
@@ -374,11 +376,11 @@ def _checked(entry: Entry, answer: object) -> Seen:
         return Seen(entry, None, exc)
 
 
-async def together(*waits: Awaitable[None]) -> None:
+async def together(*waits: Awaitable[T]) -> list[T]:
     """Wait for all; raise the first exception at once and stop the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

@@ -102,7 +102,7 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._waiting: deque[_Call[object]] = deque()
+        self._waiting: deque[_Call[Any]] = deque()
         self._is_running = False
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -113,14 +113,14 @@ class Lane:
         """
         call: _Call[T] = _Call(function)
         with self._lock:
-            self._waiting.append(call)  # type: ignore[arg-type]
+            self._waiting.append(call)
             if not self._is_running:
                 self._start()
         try:
             return await call.future
         finally:
             with self._lock, contextlib.suppress(ValueError):
-                self._waiting.remove(call)  # type: ignore[arg-type]
+                self._waiting.remove(call)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
