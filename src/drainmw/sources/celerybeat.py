@@ -86,7 +86,7 @@ class Clock:
             return False
 
 
-class Mailbox(BeatPidbox):  # type: ignore[misc]
+class Mailbox(BeatPidbox):  # type: ignore[misc]  # Celery has no types
     """Answers for a clock, in a thread of its own."""
 
     def __init__(self, service: Any, clock: Clock) -> None:

@@ -189,6 +189,9 @@ class Gate:
         worker.task_ready(request)
 
 
+# Celery has no types: its classes and decorators are Any.
+
+
 class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Puts the gate in, before the worker consumes anything."""
 

@@ -99,6 +99,7 @@ class DrainableWorker(Worker):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         asking = (_GatedQueue, self.queue_class)
+        # A class that is made here is none that a checker can know.
         self.queue_class = type("Queue", asking, {"gate": self})  # type: ignore[assignment]
         self._own: _Keys | None = None
         self._is_busy = False
@@ -110,6 +111,7 @@ class DrainableWorker(Worker):
             Misuse: Nobody has told of which release it is.
         """
         self._own = _Keys(self.release or os.environ.get(VARIABLE, ""))
+        # RQ has no types for these two.
         super().register_birth()  # type: ignore[no-untyped-call]
         self.connection.hset(self._own.workers, self.name, "out")
 

@@ -31,6 +31,7 @@ class TaskiqClock:
         self._sending = 0
         self._changes = Pulse()
         self._send = scheduler.on_ready
+        # Of this one scheduler; a subclass would have to be chosen by the user.
         scheduler.on_ready = self._on_ready  # type: ignore[method-assign]
 
     async def hold(self) -> None:
