@@ -161,8 +161,9 @@ class Imports:
 
         record.transact(arrive)
         imports: list[Awaitable[object]] = []
+        count = len(members)
+        content = bytes(body) if count > 1 else b""  # once for all of them
         for index, pid in enumerate(members):
-            count = len(members)
             if pid == own:
                 context = ImportContext.of(envelope, nonce, index=index, count=count)
                 imports.append(self._import(adapter, value, context))
@@ -173,7 +174,7 @@ class Imports:
                         IMPORT_PATH,
                         within=request.within,
                         params={"nonce": nonce, "index": index, "count": count},
-                        content=bytes(body),
+                        content=content,
                     )
                 )
         await together(*imports)
