@@ -28,7 +28,7 @@ FLOORS = (
     ("ownership",),
     ("exchange", "sockets", "policies", "fetching", "inner", "offering", "siblings"),
     ("group", "rollcall", "statement", "walker", "origin", "exporting", "importing"),
-    ("course",),
+    ("course", "handover"),
     ("release",),
     ("metrics",),
     ("reading",),

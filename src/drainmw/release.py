@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import random
-import re
 import threading
 import time
 import weakref
@@ -19,54 +18,39 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
-
 from drainmw import settings as _settings
 from drainmw.bodies import (
-    AcknowledgeRequest,
     BeginRequest,
-    ConfirmRequest,
-    StateBeginRequest,
 )
 from drainmw.contract import (
-    REVISION_FORM,
     TIMEOUT,
     Blocker,
-    HandoffsReport,
     Report,
-    Settled,
-    StateStatus,
     Status,
 )
 from drainmw.core.drain import Gate, Lifecycle, Phase, Run
-from drainmw.core.envelope import Export
-from drainmw.core.handoff import Recipient
 from drainmw.core.ledger import GateByte, Ledger
 from drainmw.course import Course
 from drainmw.errors import (
     GroupError,
-    RevisionMismatch,
     SettingsError,
 )
 from drainmw.exchange import Exchange, ticket_factory
-from drainmw.exporting import Exports
 from drainmw.fetching import prepare
 from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
-from drainmw.importing import Imports
+from drainmw.handover import Handover
 from drainmw.log import logger
-from drainmw.origin import identity, lives
 from drainmw.owner import Owner
 from drainmw.ownership import Ownership
 from drainmw.record import LocalRecord, ReleaseRecord
 from drainmw.reporting import Told, blockers, in_words
 from drainmw.rollcall import RollCall
-from drainmw.siblings import Siblings
 from drainmw.sockets import Socket
 from drainmw.sources.base import Fed, WorkSource
 from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
-from drainmw.state import Adapters, StateAdapter
+from drainmw.state import StateAdapter
 from drainmw.statement import report_of, status_of
 from drainmw.supervisor import (
     Supervisor,
@@ -149,11 +133,12 @@ class Drain:
         self._holds.on_held = self.ownership.stir
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
-        self.states = Adapters()
-        self.siblings = Siblings(lambda: self._record)
-        self.exports = Exports(self.states, self.siblings, clock)
-        self.imports = Imports(
-            self.states, self.siblings, clock=clock, follow=self.follow
+        self.handover = Handover(
+            record=lambda: self._record,
+            check_joined=self._check_joined,
+            clock=clock,
+            follow=self.follow,
+            tell=self._tell,
         )
         self.open_to_siblings: Callable[[Path], None] | None = None
         """Serves what they ask, at that address; set by who can."""
@@ -187,7 +172,7 @@ class Drain:
     @property
     def sealed(self) -> Flag:
         """Set while the state that goes over is fixed; await it, or read it."""
-        return self.exports.sealed
+        return self.handover.sealed
 
     @property
     def is_observer(self) -> bool:
@@ -259,7 +244,7 @@ class Drain:
         Raises:
             StateAdapterInvalid: It is not in its form, or its protocol is taken.
         """
-        self.states.add(adapter)
+        self.handover.adapters.add(adapter)
         prepare()
         with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
             asyncio.get_running_loop()
@@ -396,146 +381,6 @@ class Drain:
             self._log("drain detached")
         return well
 
-    # State, of the old side
-
-    async def export_state(
-        self,
-        protocol: str | None,
-        source_revision: str,
-        target_revision: str,
-        to: Recipient | None = None,
-    ) -> Export:
-        """The envelope of one adapter's state, for the release that takes over.
-
-        Raises:
-            RevisionMismatch: Another release is meant as the source.
-            StateError, Refused, RequestInvalid, GroupError: As `Exports.export` says.
-        """
-        asked = (protocol, source_revision, target_revision, to)
-        self.check_export(*asked)
-        return await self.exports.export(*asked)
-
-    def check_export(
-        self,
-        protocol: str | None,
-        source_revision: str,
-        target_revision: str,
-        to: Recipient | None = None,
-    ) -> StateAdapter:
-        """Whose state it is; raises what an export would raise before it asks."""
-        self._check_joined()
-        self._check_revision("sourceRevision", source_revision)
-        asked = (protocol, source_revision, target_revision, to)
-        return self.exports.check(*asked)[0]
-
-    async def seal(self, nonce: str) -> None:
-        """Fix the state that goes over, in every worker. Idempotent.
-
-        Raises:
-            DrainNotFound, PhaseConflict, Refused, StateError: As `Exports.seal` says.
-        """
-        self._check_joined()
-        await self.exports.seal(nonce)
-
-    def acknowledge(
-        self, told: AcknowledgeRequest, epoch: int, taker: dict[str, Any] | None = None
-    ) -> None:
-        """Note what the new side says of a handoff from the drain of that epoch.
-
-        `taker` is which process it is.
-
-        Raises:
-            DrainResumed, DrainDetached, HandedOver: Nothing was noted.
-        """
-        self._check_joined()
-
-        now, of = self.clock(), Recipient(told.nonce, taker, lives=lives)
-
-        def note(lifecycle: Lifecycle) -> None:
-            if told.status == "acknowledged":
-                lifecycle.acknowledge(epoch, told.protocol, of, now)
-            else:
-                lifecycle.take_back(epoch, told.nonce, taker)
-
-        self._record.transact(note)
-        event = f"handoff {told.status}"
-        self._tell(event, protocol=told.protocol, handoff=told.nonce)
-
-    def identity(self) -> dict[str, Any]:
-        """Which process this release is, to prove one day that it is dead."""
-        group = self._record
-        if isinstance(group, Group):
-            return identity(group.boss, group.path)
-        return identity()
-
-    # State, of the new side
-
-    def begin_handoff(self, request: StateBeginRequest) -> bool:
-        """Take state over from an old release, or join that; true for a duplicate.
-
-        Raises:
-            RevisionMismatch: Another release is meant as the target.
-            StateRequestInvalid, Refused: As `Imports.begin` says.
-        """
-        self._check_joined()
-        self._check_revision("targetRevision", request.target_revision)
-        return self.imports.begin(request)
-
-    def handoff_status(self, nonce: str | None) -> StateStatus:
-        """Where the handoff of that nonce stands.
-
-        Raises:
-            StateNotFound: There is none.
-        """
-        self._check_joined()
-        return self.imports.status(nonce)
-
-    async def confirm_handoff(self, request: ConfirmRequest) -> Settled:
-        """Ownership has moved here.
-
-        Raises:
-            Refused, StateError: As `Imports.confirm` says.
-        """
-        self._check_joined()
-        return await self.imports.confirm(request)
-
-    async def discard_handoff(self, nonce: str) -> Settled:
-        """Undo what was imported.
-
-        Raises:
-            Refused, StateError: As `Imports.discard` says.
-        """
-        self._check_joined()
-        return await self.imports.discard(nonce)
-
-    async def forward(
-        self, method: str, target: str, content: bytes, within: float
-    ) -> httpx.Response:
-        """Let a worker answer, where this is an observer of them.
-
-        Raises:
-            StateAdapterNotFound, GroupError: As `Siblings.forward` says.
-        """
-        self._check_joined()
-        return await self.siblings.forward(method, target, content, within)
-
-    def handoffs(self) -> HandoffsReport:
-        """What this release gives, and takes over."""
-        self._check_joined()
-        return {
-            "phase": str(self.phase),
-            "sealed": self.exports.is_sealed,
-            "process": self.identity(),
-            "adapters": self.exports.adapters(),
-            "given": self.exports.given(),
-            "taken": self.imports.taken(),
-        }
-
-    def _check_revision(self, member: str, stated: str) -> None:
-        own = self.revision
-        if own not in (None, stated) and re.fullmatch(REVISION_FORM, stated):
-            raise RevisionMismatch(str(own), member)
-
     # Answers
 
     async def status(self, nonce: str | None) -> Status:
@@ -578,7 +423,7 @@ class Drain:
         if self.phase in (Phase.SERVING, Phase.CORDONED):
             found += [f"source {name} is not released" for name in self._holds.stuck]
         found += self.ownership.warnings()
-        return [*found, *self.exports.warnings(), *self.imports.warnings()]
+        return [*found, *self.handover.warnings()]
 
     def _too_patient(self) -> str | None:
         """Where the supervisor is less patient than the drain that stands, or than
@@ -660,7 +505,7 @@ class Drain:
     def _open_to_siblings(self) -> None:
         """Let them ask for the state here, if there is any. In an event loop."""
         group = self._record
-        if self.open_to_siblings is None or not len(self.states):
+        if self.open_to_siblings is None or not len(self.handover.adapters):
             return
         if isinstance(group, Group) and group.own_address is not None:
             self._at_home(self.open_to_siblings, group.own_address)
@@ -740,8 +585,7 @@ class Drain:
         """Do here what the record says. From an event loop; cheap if nothing is new."""
         with self._lock:
             _, lifecycle = self._record.read()
-            self.exports.follow(lifecycle)
-            self.imports.follow(lifecycle)
+            self.handover.follow(lifecycle)
             run, course = lifecycle.run, self._course
             if course is not None and (run is None or run.epoch != course.run.epoch):
                 self._leave(course)
