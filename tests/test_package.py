@@ -40,6 +40,8 @@ FLOORS = (
     ("console", "servelog", "stop", "handing"),
     ("serve",),
     ("crew",),
+    ("targets",),
+    ("handoffcommand",),
     ("cli",),
     ("__main__",),
 )
