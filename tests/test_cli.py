@@ -643,6 +643,13 @@ def test_a_handoff_with_a_bad_flag_says_what_is_right(
     assert said in result.stderr
 
 
+@pytest.mark.parametrize("flag", ["--from-token-file", "--to-token-file"])
+def test_a_handoff_names_the_flag_whose_file_cannot_be_read(flag: str) -> None:
+    targets = ("--from", "http://127.0.0.1:1", "--to", "http://127.0.0.1:2")
+    said = refusal("handoff", *targets, flag, "/no/such", code=2, DRAINMW_TOKEN=TOKEN)
+    assert said.startswith(f"drainmw: {flag} cannot be read: /no/such")
+
+
 def test_a_person_hands_all_state_over_and_may_do_it_again(pair: Pair) -> None:
     assert pair.hand_over() == GIVEN
     assert pair.hand_over() == GIVEN

@@ -390,11 +390,15 @@ class ControlClient:
 
 
 def found(
-    url: str | None, control: Path | None, token_file: Path | None
+    url: str | None,
+    control: Path | None,
+    token_file: Path | None,
+    *,
+    flag: str = "--token-file",
 ) -> dict[str, Any]:
     """The keywords of a client, from what was given and the environment.
 
-    What was given wins over a variable.
+    What was given wins over a variable. `flag` is what named the file.
 
     Raises:
         SettingsError: No target, or one of them cannot be used.
@@ -413,7 +417,7 @@ def found(
         raise SettingsError(
             "name a target: --url or --control, or set DRAINMW_URL or DRAINMW_CONTROL"
         )
-    return {"url": target, "tokens": _tokens(token_file)}
+    return {"url": target, "tokens": _tokens(token_file, flag)}
 
 
 def _named(taker: dict[str, Any] | None) -> dict[str, Any]:
@@ -431,9 +435,9 @@ def _variable(name: str) -> str | None:
         raise SettingsError(f"{name}_FILE cannot be read: {file}: {exc}") from None
 
 
-def _tokens(file: Path | None) -> list[str]:
+def _tokens(file: Path | None, flag: str) -> list[str]:
     if file is not None:
-        return tokens.read(file, "--token-file")
+        return tokens.read(file, flag)
     given = os.environ.get("DRAINMW_TOKEN")
     if given is not None:
         if not tokens.TOKEN.fullmatch(given):

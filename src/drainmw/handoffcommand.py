@@ -125,8 +125,11 @@ def handoff(
     if discard and (detach or again):
         raise click.UsageError("--discard excludes --detach and --again")
     giving, taking = (
-        Target(**named(target), token_file=file, as_json=as_json)
-        for target, file in ((old, from_token_file), (new, to_token_file))
+        Target(**named(target), token_file=file, as_json=as_json, token_flag=flag)
+        for target, file, flag in (
+            (old, from_token_file, "--from-token-file"),
+            (new, to_token_file, "--to-token-file"),
+        )
     )
     with asking(giving) as source, asking(taking) as target:
         handing = Handing(source, target, timeout_ms=round(timeout * 1000))

@@ -31,6 +31,8 @@ class Target:
     control: Path | None
     token_file: Path | None
     as_json: bool
+    token_flag: str = "--token-file"
+    """What has named the file."""
 
 
 class Problem(click.ClickException):
@@ -143,7 +145,8 @@ def asking(to: Target) -> Iterator[ControlClient]:
     from drainmw.errors import DrainError, SettingsError
 
     try:
-        with ControlClient(**found(to.url, to.control, to.token_file)) as client:
+        where = found(to.url, to.control, to.token_file, flag=to.token_flag)
+        with ControlClient(**where) as client:
             yield client
     except SettingsError as exc:
         raise Usage(str(exc)) from None
