@@ -1048,6 +1048,36 @@ async def test_a_begin_holds_whatever_a_count_says(count: int) -> None:
     assert source.is_held
 
 
+@pytest.mark.parametrize("how", ["remote", "broken"])
+async def test_a_counter_that_cannot_be_seen_is_logged_as_null(how: str) -> None:
+    """Never as zero; at the end the verdict has seen it."""
+
+    class Remote(ManualSource):
+        def count(self) -> Awaitable[Counts]:
+            return self._counted()
+
+    told: dict[str, Any] = {}
+
+    def keep(_logger: Any, _method: str, event: Any) -> Any:
+        told[event["event"]] = {**event}
+        raise structlog.DropEvent
+
+    source = Remote() if how == "remote" else ManualSource()
+    if how == "broken":
+        source.fail("count", OSError("no answer"))
+    release = sourced(source)
+    structlog.configure(processors=[keep])
+    try:
+        await release.client.begin()
+        source.mend("count")
+        assert await ended(release.drain) == "drained"
+    finally:
+        structlog.reset_defaults()
+    assert {told["drain begun"][kind] for kind in ("jobs", "schedules")} == {None}
+    assert {told["drain begun"][kind] for kind in ("http", "websocket")} == {0}
+    assert {told["drain ended"][kind] for kind in ("jobs", "schedules")} == {0}
+
+
 async def test_a_logger_that_fails_stops_no_drain() -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("of the app's logger")

@@ -47,7 +47,7 @@ from drainmw.record import LocalRecord, ReleaseRecord
 from drainmw.reporting import Told, blockers, in_words
 from drainmw.rollcall import RollCall
 from drainmw.sockets import Socket
-from drainmw.sources.base import Fed, WorkSource
+from drainmw.sources.base import Counts, Fed, WorkSource
 from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.state import StateAdapter
@@ -723,9 +723,15 @@ class Drain:
         if self.ledger.is_idle:
             self._rolls.stirred.beat()
 
-    def _counters(self) -> dict[str, int]:
-        """What can be counted here without waiting for anybody."""
-        return {**self.ledger.counts(), **self._holds.counted()._asdict()}
+    def _counters(self) -> dict[str, int | None]:
+        """What can be counted here without waiting for anybody; unknown is null."""
+        counted = self._holds.counted()
+        if counted is None and self.phase is Phase.DRAINED:
+            counted = Counts()  # it would not be, were they not zero
+        of_sources = (
+            dict.fromkeys(Counts._fields) if counted is None else counted._asdict()
+        )
+        return {**self.ledger.counts(), **of_sources}
 
     def _log(self, event: str, **facts: Any) -> None:
         _, lifecycle = self._record.read()

@@ -213,8 +213,8 @@ class Holds:
         """
         return total(await self.ask())
 
-    def counted(self) -> Counts:
-        """The sum over the sources that answer at once; for a log line only."""
+    def counted(self) -> Counts | None:
+        """The sum over all sources, for a log line; `None` if one has to be awaited."""
         now = [_ask_now(entry) for entry in self.entries]
         for answer in now:
             if inspect.iscoroutine(answer):
@@ -222,7 +222,10 @@ class Holds:
             elif isinstance(answer, asyncio.Future):
                 answer.cancel()
                 answer.add_done_callback(_retrieve)
-        known = [a.counts for a in now if isinstance(a, Seen) and a.counts]
+        seen = [answer.counts for answer in now if isinstance(answer, Seen)]
+        known = [counts for counts in seen if counts is not None]
+        if len(known) < len(now):
+            return None
         return Counts(sum(c.jobs for c in known), sum(c.schedules for c in known))
 
     def running(self) -> list[Running]:
