@@ -25,7 +25,7 @@ from typing import Any
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
 from drainmw.sources import celerybeat, celeryworker
 from drainmw.sources.base import Counts, Running
-from drainmw.sources.celeryholds import Standing, failures
+from drainmw.sources.celeryholds import Standing, close, failures
 from drainmw.sources.threaded import ThreadedSource
 
 ANSWER_PATIENCE = 0.5  # seconds for what changes something
@@ -223,10 +223,10 @@ class _Nodes:
         try:
             yield kept
         except SourceUnavailable:
-            kept.collect()  # what comes too late comes to nobody
+            close(kept)  # what comes too late comes to nobody
             raise
         except failures(kept) as exc:
-            kept.collect()
+            close(kept)
             raise SourceUnavailable(f"the broker of {self._who}: {exc}") from exc
         self._connections.append(kept)
 
@@ -246,7 +246,7 @@ class _AllAnswered(Exception):
 
 def _close(connections: list[Any]) -> None:
     while connections:
-        connections.pop().collect()
+        close(connections.pop())
 
 
 def _checked(nodes: Iterable[str]) -> list[str]:

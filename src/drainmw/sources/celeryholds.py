@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -17,6 +18,7 @@ from kombu.exceptions import OperationalError
 QUESTION = "drainmw_wanted"
 BIRTH_PATIENCE = 0.3  # seconds that a node waits for an answer when it comes up
 LISTEN_PAUSE = 0.5  # between two looks whether the hold is still wanted
+CLOSE_TRIES = 10
 _NAMES = "drainmw.holder."
 
 
@@ -38,6 +40,18 @@ def failures(connection: Any) -> tuple[type[Exception], ...]:
     """What a broker that is away looks like."""
     its_own = (*connection.connection_errors, *connection.channel_errors)
     return (OperationalError, OSError, *its_own)
+
+
+def close(connection: Any) -> None:
+    """Close it, without a word to a broker that may be away.
+
+    The channels of a process share one table of fanout queues on Redis, and one
+    that closes goes through it; another may add to it meanwhile.
+    """
+    for _ in range(CLOSE_TRIES):
+        with suppress(RuntimeError):
+            connection.collect()
+            return
 
 
 class Standing:
@@ -68,7 +82,7 @@ class Standing:
             except failures(connection):
                 self._over.wait(LISTEN_PAUSE)
             finally:
-                connection.collect()
+                close(connection)
 
     def _listen_at(self, connection: Any) -> None:
         node = self._app.control.mailbox.Node(
