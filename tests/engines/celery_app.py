@@ -12,6 +12,7 @@ from tests.engines import journal
 
 EVERY = 0.4  # seconds between two fires of beat
 FIRED = "fired"  # the queue into which it sends
+LEASE = "TEST_LEASE"  # names the variable of how long a worker's lease lasts
 
 
 def made(broker: str, *, can_be_held: bool = True) -> Any:
@@ -21,7 +22,12 @@ def made(broker: str, *, can_be_held: bool = True) -> Any:
         drainable(made)
     made.conf.task_ignore_result = True
     # How long Redis keeps a worker's fetch open, in seconds.
-    made.conf.broker_transport_options = {"polling_interval": 0.1}
+    options: dict[str, float] = {"polling_interval": 0.1}
+    if LEASE in os.environ:
+        options["visibility_timeout"] = float(os.environ[LEASE])
+        # What is older than that is looked for at all times.
+        options |= {"unacked_restore_interval": 0.1, "unacked_restore_throttle": 1}
+    made.conf.broker_transport_options = options
     # Nobody works on what beat sends: it is counted where it lies.
     fire = {"task": "fire", "schedule": EVERY, "options": {"queue": FIRED}}
     made.conf.beat_schedule = {"fire": fire}

@@ -12,7 +12,7 @@ import redis
 from drainmw.errors import SourceError, SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.celery import CeleryWorkers
-from tests.engines.celery_app import made
+from tests.engines.celery_app import LEASE, made
 from tests.engines.celery_nodes import Workers, asked, held, worker
 from tests.engines.journal import Journal
 from tests.engines.scenario import (
@@ -310,6 +310,37 @@ async def test_a_worker_of_another_app_cannot_be_held_and_says_why(
     with worker(redis_url, TEST_STOCK="1"):
         with pytest.raises(SourceError, match=r"drainable\(app\)"):
             await held(source)
+
+
+# How long a lease lasts
+
+LEASE_SECONDS = 1.2
+
+
+async def test_jobs_that_outlast_their_leases_run_once(
+    redis_url: str, journal: Journal
+) -> None:
+    """J6: what runs, serving and held, and what waits; or another would run it."""
+    blue = Workers(redis_url, journal, "blue@test")
+    green = CeleryWorkers(blue.app, ["green@test"])
+    options, lease = ("--prefetch-multiplier=1",), {LEASE: str(LEASE_SECONDS)}
+    long = [f"long-{n}" for n in range(8)]
+    with (
+        worker(redis_url, "blue@test", *options, pool="prefork", **lease),
+        worker(redis_url, "green@test", *options, pool="threads", **lease),
+    ):
+        await held(blue.source)
+        await blue.enqueue(["in time"], 0.0, countdown=LEASE_SECONDS * 1.5)
+        await counted(green, 1)
+        await blue.source.release()
+        await blue.of("late").enqueue(long, LEASE_SECONDS * 1.3)
+        await journal.until(lambda: len(journal.started()) == 8, "all slots busy")
+        await held(blue.source)
+        await counted(blue.source, 4)
+        await counted(green, 5)
+        await all_ran_once(journal, [*long, "in time"])
+        await blue.source.settled()
+        await blue.source.release()
 
 
 # How long a hold lasts

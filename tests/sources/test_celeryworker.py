@@ -40,6 +40,8 @@ class Worker:
         self.pool = SimpleNamespace(on_apply=None)
         self.app, self.hostname = "the app", "blue@host"
         self.channel = SimpleNamespace()
+        transport = SimpleNamespace(driver_type="amqp")
+        self.connection = SimpleNamespace(transport=transport)
 
     @property
     def task_consumer(self) -> Any:

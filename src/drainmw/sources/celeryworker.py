@@ -26,6 +26,7 @@ from celery.worker.consumer.tasks import Tasks
 from celery.worker.control import control_command, inspect_command
 
 from drainmw.sources.celeryholds import holders_of
+from drainmw.sources.celeryleases import Leases
 
 RUNNING_MAXIMUM = 20  # in an answer
 
@@ -118,8 +119,12 @@ class Gate:
 
     # What it knows
 
-    def _leased(self) -> set[Request]:
+    def leased(self) -> set[Request]:
         """All that would be lost, or come late, if the process died now."""
+        with self._lock:
+            return self._leased()
+
+    def _leased(self) -> set[Request]:
         return {
             *_members(worker.reserved_requests),
             *_members(worker.active_requests),
@@ -202,6 +207,7 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # Tasks reads `on_task_request` when it starts, which is later.
         self._gate = consumer.drainmw = Gate(consumer)
         consumer.on_task_request = self._gate.take
+        self._leases = Leases(consumer, self._gate.leased)
         self._is_new = True
 
     def start(self, consumer: Any) -> None:
@@ -212,6 +218,11 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._is_new = False
         else:
             self._gate.hold(())  # what was held stays held
+        self._leases.start()
+
+    def stop(self, consumer: Any) -> None:
+        """Called whenever the connection is lost, and at the end."""
+        self._leases.stop()
 
 
 @control_command(name="drainmw_hold", args=[("holder", str)], signature="HOLDER")  # type: ignore[untyped-decorator]
