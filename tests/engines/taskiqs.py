@@ -30,9 +30,10 @@ def on_a_list(url: str) -> AsyncBroker:
     return with_the_job(ListQueueBroker(url))
 
 
-def on_a_stream(url: str) -> AsyncBroker:
+def on_a_stream(url: str, **options: Any) -> AsyncBroker:
     # From the first entry on, whoever comes first to the stream.
-    return with_the_job(RedisStreamBroker(url, consumer_id="0", xread_block=500))
+    options = {"consumer_id": "0", "xread_block": 500, **options}
+    return with_the_job(RedisStreamBroker(url, **options))
 
 
 def with_the_job(broker: AsyncBroker) -> AsyncBroker:

@@ -1,14 +1,16 @@
 """Taskiq's receivers, held in this loop and in processes of their own."""
 
 import asyncio
+import functools
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
 from redis.exceptions import ConnectionError as NoConnection
-from taskiq_redis import PubSubBroker
+from taskiq import AckableMessage
+from taskiq_redis import PubSubBroker, RedisStreamBroker
 
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
@@ -26,12 +28,7 @@ from tests.engines.taskiqs import MakeBroker, Taskiq, here, on_a_list, on_a_stre
 from tests.processes import PATIENCE, Process, running
 from tests.rig import Release, Waiting
 
-pytestmark = [
-    pytest.mark.anyio,
-    # A broker of a stream leaves a pipeline open when its reading is ended.
-    pytest.mark.filterwarnings("ignore:Unclosed client session:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*Redis.__del__"),
-]
+pytestmark = pytest.mark.anyio
 
 both = pytest.mark.parametrize("make", [on_a_list, on_a_stream])
 
@@ -188,6 +185,74 @@ async def test_a_receiver_that_died_is_unknown_until_one_listens(
         await asyncio.sleep(0.3)
         await engine.source.settled()
         assert engine.source.count() == Counts()
+
+
+LEASE = 600  # milliseconds
+
+
+async def test_tasks_that_outlast_their_leases_run_once(
+    redis_url: str, journal: Journal
+) -> None:
+    """J6: what runs, serving and held, and what waits; or another would run it."""
+    make = functools.partial(on_a_stream, idle_timeout=LEASE)
+    ids = [*(f"long-{n}" for n in range(SLOTS)), "waits-0", "waits-1"]
+
+    async def another_looks_for_leases() -> None:
+        for number in range(5):
+            await asyncio.sleep(LEASE / 1000 / 4)
+            await green.enqueue([f"tick-{number} of {len(ids)}"], 0.0)
+            ids.append(f"tick-{number} of {len(ids)}")
+
+    async with (
+        here(make, redis_url, journal) as blue,
+        here(make, redis_url, journal) as green,
+    ):
+        for engine in (blue, green):
+            await engine.source.hold()
+            await engine.source.settled()
+        await blue.enqueue(ids[:SLOTS], 2.5 * LEASE / 1000)
+        await blue.enqueue(ids[SLOTS:], 0.0)
+        await blue.source.release()  # and is delivered all of them at once
+        await journal.until(lambda: len(journal.started()) == SLOTS, "blue is busy")
+        await green.source.release()
+        await another_looks_for_leases()
+        await journal.until(lambda: ids[-1] in journal.started(), "green has looked")
+        assert set(journal.started()) == {*ids} - {"waits-0", "waits-1"}
+        await blue.source.hold()
+        await another_looks_for_leases()
+        await all_ran_once(journal, ids)
+        assert blue.source.handed_back == 2
+
+
+async def test_a_task_that_is_not_acknowledged_is_another_ones_in_its_time(
+    redis_url: str, journal: Journal
+) -> None:
+    """Nobody renews what does not run."""
+    make = functools.partial(on_a_stream, idle_timeout=50)
+    async with here(make, redis_url, journal) as blue:
+        job = blue.broker.find_task("job")
+        assert job is not None
+        kicker = job.kicker().with_labels(ack_type="manual")
+        await kicker.kiq(str(journal.path), "again", 0.0)
+        await journal.until(journal.ended, "it has run")
+        await blue.source.hold()
+        await blue.source.settled()
+        assert blue.source.handed_back == 0
+        async with here(make, redis_url, journal) as green:
+            await asyncio.sleep(0.1)
+            await green.enqueue(["makes green look"], 0.0)
+            await journal.until(lambda: len(journal.ended()) == 3, "it ran again")
+    assert sorted(journal.ended()) == ["again", "again", "makes green look"]
+
+
+def test_a_broker_that_reads_in_a_way_of_its_own_is_refused() -> None:
+    class Other(RedisStreamBroker):
+        async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+            async for message in super().listen():
+                yield message
+
+    with pytest.raises(Misuse, match="Other has a listen of its own"):
+        TaskiqWorkers(Other("redis://127.0.0.1"))
 
 
 def test_a_broker_of_another_kind_is_refused() -> None:

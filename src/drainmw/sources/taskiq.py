@@ -15,15 +15,19 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from redis.exceptions import RedisError
 from taskiq.abc.broker import AsyncBroker
 from taskiq.receiver import Receiver
 
 from drainmw.agent import Agent
 from drainmw.errors import SourceUnavailable
 from drainmw.flag import Pulse
+from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
-from drainmw.sources.taskiqqueues import Message, Pull, Step, data_of, queue_of
+from drainmw.sources.taskiqqueues import Message, Pull, Queue, Step, data_of, queue_of
 from drainmw.text import failure_text
+
+RENEWAL = 0.25  # of a lease, after which it is renewed: three attempts may fail
 
 
 class TaskiqWorkers:
@@ -130,7 +134,7 @@ class TaskiqWorkers:
 
     def _end(self, lease: object) -> None:
         self._waiting.discard(lease)
-        del self._leases[lease]
+        self._queue.ended(self._leases.pop(lease).message)
         self._changes.beat()
 
     async def _give_back(self, message: Message) -> None:
@@ -158,6 +162,7 @@ class _Receiver(Receiver):
             if self.agent is not None:
                 directory, name = self.agent
                 await ends.enter_async_context(Agent(self.workers, directory, name))
+            await ends.enter_async_context(_kept(self.workers._queue))
             try:
                 if self.run_startup:
                     await self.broker.startup()
@@ -241,6 +246,29 @@ class _Receiver(Receiver):
             return True
         async with _first(self.workers._shut) as stop:
             return await _acquired(self.sem, stop)
+
+
+@contextlib.asynccontextmanager
+async def _kept(queue: Queue) -> AsyncIterator[None]:
+    """Renew the leases meanwhile, also while it is held."""
+
+    async def keep(lease: float) -> None:
+        while True:
+            await asyncio.sleep(lease * RENEWAL)
+            try:
+                await queue.renew()
+            except (RedisError, OSError) as exc:
+                logger().warning("leases not renewed", error=failure_text(exc))
+
+    if queue.lease is None:
+        yield
+        return
+    task = asyncio.create_task(keep(queue.lease), name="drainmw taskiq leases")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 @contextlib.asynccontextmanager

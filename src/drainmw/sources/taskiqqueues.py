@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Protocol
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from taskiq.abc.broker import AsyncBroker
 from taskiq.acks import AckableMessage
-from taskiq.utils import maybe_awaitable
 from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 from drainmw.errors import Misuse
@@ -40,6 +41,11 @@ class Pull(Protocol):
 class Queue(Protocol):
     """What all receivers of a broker pull from."""
 
+    @property
+    def lease(self) -> float | None:
+        """Seconds after which what is here is another's, if it is not renewed."""
+        ...
+
     def pull(self) -> contextlib.AbstractAsyncContextManager[Pull]:
         """Pull, until the context is left: then nothing comes any more."""
         ...
@@ -52,6 +58,14 @@ class Queue(Protocol):
         """What was delivered and not pulled, if nobody pulls; how many it was."""
         ...
 
+    def ended(self, message: Message) -> None:
+        """It does not run here any more."""
+        ...
+
+    async def renew(self) -> None:
+        """All that is here, and has not ended."""
+        ...
+
 
 def queue_of(broker: AsyncBroker) -> Queue:
     """The queue of that broker.
@@ -62,6 +76,11 @@ def queue_of(broker: AsyncBroker) -> Queue:
     if isinstance(broker, ListQueueBroker):
         return ListQueue(broker)
     if isinstance(broker, RedisStreamBroker):
+        if type(broker).listen is not RedisStreamBroker.listen:
+            raise Misuse(
+                f"{type(broker).__name__} has a listen of its own, and TaskiqWorkers "
+                "reads a stream itself: leave that of RedisStreamBroker"
+            )
         return StreamQueue(broker)
     raise Misuse(
         f"TaskiqWorkers takes a RedisStreamBroker or a ListQueueBroker, "
@@ -76,6 +95,8 @@ def data_of(message: Message) -> bytes:
 
 class ListQueue:
     """A list has no acknowledgement: what has been popped is only here."""
+
+    lease = None
 
     def __init__(self, broker: ListQueueBroker) -> None:
         self._broker = broker
@@ -98,6 +119,12 @@ class ListQueue:
     async def give_back_unread(self) -> int:
         """There is none: a pop brings one message."""
         return 0
+
+    def ended(self, message: Message) -> None:
+        """Nobody else knows of it."""
+
+    async def renew(self) -> None:
+        """There are no leases."""
 
 
 class _ListPull:
@@ -124,32 +151,36 @@ class _ListPull:
 class StreamQueue:
     """A stream remembers what it has delivered, and to whom, until it is acknowledged.
 
-    A consumer is delivered many entries at once, which its broker hands out one by
-    one. Those it has not handed out are told from the others by their data, since
-    each message has an id in it.
+    Any consumer takes over what another one has had for `idle_timeout`: it takes that
+    one for dead. A consumer is delivered many entries at once, and so has them longer
+    than it runs them. We read them, and not the broker: it tells nobody which entry a
+    message was.
     """
 
     def __init__(self, broker: RedisStreamBroker) -> None:
+        self.lease = broker.idle_timeout / 1000
         self._broker = broker
-        self._taken: set[bytes] = set()  # handed out, and not acknowledged
+        self._here: dict[_Place, bool] = {}
+        """Those that are not acknowledged; whether they are to be renewed."""
         self._pulls = 0
         self._turn = asyncio.Lock()  # nobody pulls while entries are given back
 
     @contextlib.asynccontextmanager
     async def pull(self) -> AsyncIterator[Pull]:
-        """By the broker's own reading, whose generator is closed at the end."""
+        """What was delivered and not pulled is pending and nobody's afterwards."""
         async with self._turn:
             self._pulls += 1
-        iterator = self._broker.listen()
+        pull = _StreamPull(self)
         try:
-            yield _StreamPull(iterator, self._taken)
+            yield pull
         finally:
-            await iterator.aclose()
+            for entry in pull.ready:
+                self._here.pop(entry.place, None)
             self._pulls -= 1
 
     async def give_back(self, message: Message) -> int:
         """Leave it to `give_back_unread`: a copy and its acknowledgement are one."""
-        self._taken.discard(data_of(message))
+        self._here.pop(_place_of(message), None)
         return 0
 
     async def give_back_unread(self) -> int:
@@ -157,25 +188,79 @@ class StreamQueue:
         number = 0
         async with self._turn, _client(self._broker) as redis:
             if not self._pulls:
-                taken = frozenset(self._taken)  # one that ends meanwhile had been taken
-                for stream in (
-                    self._broker.queue_name,
-                    *self._broker.additional_streams,
-                ):
+                taken = frozenset(self._here)  # one that ends meanwhile had been taken
+                for stream in self._streams():
                     number += await self._give_back(redis, stream, taken)
         return number
 
-    async def _give_back(self, redis: Any, stream: str, taken: frozenset[bytes]) -> int:
-        group, consumer = self._broker.consumer_group_name, self._broker.consumer_name
+    def ended(self, message: Message) -> None:
+        """Its lease may run out: it was acknowledged, or is not to be here."""
+        if _place_of(message) in self._here:
+            self._here[_place_of(message)] = False
+
+    async def renew(self) -> None:
+        """Claim them from ourselves, which is a delivery that is not counted."""
+        leases = [place for place, is_renewed in self._here.items() if is_renewed]
+        async with _client(self._broker) as redis:
+            for stream in {place.stream for place in leases}:
+                ids = [place.id for place in leases if place.stream == stream]
+                await redis.xclaim(stream, *self._consumer, 0, ids, justid=True)
+
+    async def read(self, ready: deque[_Entry]) -> None:
+        """Wait for entries; with some of them, take over those of the dead."""
+        broker = self._broker
+        async with _client(broker) as redis:
+            streams = self._streams()
+            for stream, entries in await redis.xreadgroup(
+                *self._consumer, streams, count=broker.count, block=broker.block
+            ):
+                ready.extend(self._entries(stream.decode(), entries))
+            for stream in streams if ready else ():
+                _, entries, *_ = await redis.xautoclaim(
+                    stream,
+                    *self._consumer,
+                    min_idle_time=broker.idle_timeout,
+                    count=broker.unacknowledged_batch_size,
+                )
+                ready.extend(self._entries(stream, entries))
+
+    @property
+    def _consumer(self) -> tuple[str, str]:
+        return self._broker.consumer_group_name, self._broker.consumer_name
+
+    def _streams(self) -> dict[str, str | int]:
+        """And from where on each is read."""
+        return {self._broker.queue_name: ">", **self._broker.additional_streams}
+
+    def _entries(
+        self, stream: str, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]
+    ) -> Iterator[_Entry]:
+        """Those of them that are not here already, which are from now on."""
+        for id, fields in entries:
+            place = _Place(stream, id)
+            if place not in self._here and fields:  # one that was trimmed has none
+                self._here[place] = True
+                acknowledge = functools.partial(self._acknowledge, place)
+                yield _Entry(data=fields[b"data"], ack=acknowledge, place=place)
+
+    async def _acknowledge(self, place: _Place) -> None:
+        async with _client(self._broker) as redis:
+            await redis.xack(place.stream, self._broker.consumer_group_name, place.id)
+        self._here.pop(place, None)
+
+    async def _give_back(
+        self, redis: Any, stream: str, taken: frozenset[_Place]
+    ) -> int:
+        group, consumer = self._consumer
         number, first = 0, "-"
         while page := await redis.xpending_range(
             stream, group, first, "+", PAGE, consumername=consumer
         ):
             for pending in page:
                 id = pending["message_id"]
+                if _Place(stream, id) in taken:
+                    continue
                 for _, fields in await redis.xrange(stream, id, id):
-                    if fields[b"data"] in taken:
-                        continue
                     async with redis.pipeline(transaction=True) as both:
                         both.xadd(stream, fields)
                         both.xack(stream, group, id)
@@ -185,25 +270,27 @@ class StreamQueue:
         return number
 
 
+class _Place(NamedTuple):
+    stream: str
+    id: bytes
+
+
+class _Entry(AckableMessage):
+    place: _Place
+
+
 class _StreamPull:
     """What is delivered while it is cancelled is pending, and is found there."""
 
-    def __init__(
-        self, iterator: AsyncGenerator[AckableMessage, None], taken: set[bytes]
-    ) -> None:
-        self._iterator = iterator
-        self._taken = taken
+    def __init__(self, queue: StreamQueue) -> None:
+        self.ready: deque[_Entry] = deque()
+        """What was delivered and not pulled."""
+        self._queue = queue
 
     async def step(self) -> Message:
-        message = await anext(self._iterator)
-        data, ack = message.data, message.ack
-        self._taken.add(data)
-
-        async def ack_and_forget() -> None:
-            await maybe_awaitable(ack())
-            self._taken.discard(data)
-
-        return AckableMessage(data=data, ack=ack_and_forget)
+        while not self.ready:
+            await self._queue.read(self.ready)
+        return self.ready.popleft()
 
     async def close(self, step: Step) -> Message | None:
         while not step.done():
@@ -211,6 +298,11 @@ class _StreamPull:
             step.cancel()
             await asyncio.wait({step}, timeout=CANCEL_AGAIN)
         return await _brought(step)
+
+
+def _place_of(message: Message) -> _Place:
+    assert isinstance(message, _Entry), "a stream's pull gives nothing else"
+    return message.place
 
 
 async def _brought(step: Step) -> Message | None:
