@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from taskiq import InMemoryBroker
 from taskiq.abc.broker import AsyncBroker
 from taskiq.acks import AckableMessage
 from taskiq_redis import ListQueueBroker, RedisStreamBroker
@@ -82,6 +83,8 @@ def queue_of(broker: AsyncBroker) -> Queue:
                 "reads a stream itself: leave that of RedisStreamBroker"
             )
         return StreamQueue(broker)
+    if isinstance(broker, InMemoryBroker):
+        raise Misuse("an InMemoryBroker has no workers: give it to TaskiqInMemory")
     raise Misuse(
         f"TaskiqWorkers takes a RedisStreamBroker or a ListQueueBroker, "
         f"not a {type(broker).__name__}"
