@@ -9,7 +9,8 @@ from redis import Redis
 from rq import Queue
 
 from drainmw.sources.base import Counts
-from drainmw.sources.rq import VARIABLE, RQWorkers
+from drainmw.sources.rq import RQWorkers
+from drainmw.sources.rqrelease import VARIABLE
 from tests.engines.journal import Journal
 from tests.processes import Process, running
 
