@@ -25,10 +25,12 @@ from typing import Any
 from redis import Redis
 from rq import Queue, Worker
 from rq.command import PUBSUB_CHANNEL_TEMPLATE
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.exceptions import DequeueTimeout
 from rq.job import Job
 
 from drainmw.sources.base import Counts
+from drainmw.sources.rqclock import DrainableScheduler
 from drainmw.sources.rqrelease import (
     BUSY,
     LEFT,
@@ -83,6 +85,7 @@ class DrainableWorker(Worker):
         self.queue_class = type("Queue", asking, {"gate": self})  # type: ignore[assignment]
         self._own: _Keys | None = None
         self._is_busy = False
+        self._looked_for_scheduler = 0.0
 
     def register_birth(self) -> None:
         """Be known before there is work.
@@ -90,7 +93,7 @@ class DrainableWorker(Worker):
         Raises:
             Misuse: Nobody has told of which release it is.
         """
-        self._own = _Keys(self.release or os.environ.get(VARIABLE, ""))
+        self._own = _Keys(self._release())
         # RQ has no types for these two.
         super().register_birth()  # type: ignore[no-untyped-call]
         self._own.tell(self.connection, self.name, OUT)
@@ -109,6 +112,7 @@ class DrainableWorker(Worker):
 
     def may_pull(self) -> bool:
         """Whether it is not held; then it counts as one that pulls."""
+        self._look_for_scheduler()
         state = f"{PULLING} {self.connection.client_id()}"
         return self._keys.may_start(self.connection, self.name, state)
 
@@ -120,6 +124,45 @@ class DrainableWorker(Worker):
         asked = (self.name, busy(job.id), job.id)
         self._is_busy = bool(self.connection.eval(_START, len(keys), *keys, *asked))
         return self._is_busy
+
+    def _start_scheduler(
+        self,
+        burst: bool = False,
+        logging_level: str | None = "INFO",
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = DEFAULT_LOGGING_FORMAT,
+    ) -> None:
+        """As RQ's own does, but one that can be held."""
+        self.scheduler = scheduler = DrainableScheduler(
+            self.queues,
+            self._release(),
+            connection=self.connection,
+            serializer=self.serializer,
+            logging_level=self.log.level if logging_level is None else logging_level,
+            date_format=date_format,
+            log_format=log_format,
+        )
+        if not scheduler.acquire_locks(auto_start=not burst) or not burst:
+            return
+        try:
+            scheduler.register_birth()
+            scheduler.enqueue_scheduled_jobs()
+        finally:
+            scheduler.release_locks()  # type: ignore[no-untyped-call]
+            scheduler.register_death()
+
+    def _look_for_scheduler(self) -> None:
+        """Run one soon after another release has let go; RQ looks each ten minutes."""
+        scheduler, now = self.scheduler, time.monotonic()
+        if scheduler is None or now - self._looked_for_scheduler < LONGEST_PULL:
+            return
+        self._looked_for_scheduler = now
+        process = scheduler._process
+        if process is None or not process.is_alive():
+            scheduler.acquire_locks(auto_start=True)  # type: ignore[no-untyped-call]
+
+    def _release(self) -> str:
+        return self.release or os.environ.get(VARIABLE, "")
 
     @property
     def _keys(self) -> _Keys:
