@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from arq.constants import in_progress_key_prefix
 from arq.cron import CronJob
 from arq.utils import to_unix_ms
 from arq.worker import Worker, create_worker
@@ -30,6 +31,7 @@ FIRED = "drainmw:fired"
 """Keys of this beginning tell every release which cron jobs have been enqueued."""
 
 FIRED_FOR = timedelta(days=1)
+RENEWAL = 0.25  # of a lease, after which it is renewed
 
 
 class ArqWorker:
@@ -55,9 +57,11 @@ class ArqWorker:
         self._running: dict[asyncio.Task[Any], Running] = {}
         self._leased: set[asyncio.Task[Any]] = set()  # those that have not begun
         self._changes = Pulse()
+        self._renewed = 0.0
         self._start, worker.start_jobs = worker.start_jobs, self._start_jobs
         self._fire, worker.run_cron = worker.run_cron, self._run_cron
         self._begin, worker.on_job_start = worker.on_job_start, self._on_job_start
+        self._beat, worker.heart_beat = worker.heart_beat, self._heart_beat
 
     async def hold(self) -> None:
         """Start nothing more; what is being started has been, on return."""
@@ -144,6 +148,22 @@ class ArqWorker:
                     await self._worker.pool.set(self._key(fired), 1, ex=FIRED_FOR)
             finally:
                 self._ended_starting()
+
+    async def _heart_beat(self) -> None:
+        """Called at each poll, held or not."""
+        lease = self._worker.in_progress_timeout_s
+        if time.monotonic() - self._renewed >= RENEWAL * lease:
+            self._renewed = time.monotonic()
+            await self._renew(round(lease * 1000))
+        await self._beat()
+
+    async def _renew(self, milliseconds: int) -> None:
+        """What has ended has no lease that could be made longer."""
+        ids = [job.id for task, job in self._running.items() if not task.done()]
+        async with self._worker.pool.pipeline(transaction=False) as leases:
+            for id in ids:
+                leases.pexpire(f"{in_progress_key_prefix}{id}", milliseconds)
+            await leases.execute()
 
     async def _skip_fired(self, fires: Mapping[str, CronJob], now: datetime) -> None:
         """Pass over what another release has enqueued while this one was held."""

@@ -132,6 +132,28 @@ async def test_running_jobs_stand_in_the_report(
         assert sorted(told["running"]) == ["slow-1", "slow-2"]
 
 
+async def test_jobs_that_outlast_their_leases_run_once(
+    redis_url: str, journal: Journal
+) -> None:
+    """J6: serving and held; arq's own shortest lease is of ten seconds."""
+    async with (
+        here(redis_url, journal, starts=False, job_timeout=None) as blue,
+        here(redis_url, journal, starts=False) as green,
+    ):
+        assert blue.worker.in_progress_timeout_s == 10
+        for engine in (blue, green):
+            engine.worker.in_progress_timeout_s = 0.4
+        blue.start()
+        await blue.enqueue(["a", "b"], 1.1)
+        await journal.until(lambda: len(journal.started()) == 2, "blue runs both")
+        green.start()
+        await asyncio.sleep(0.55)
+        await blue.source.hold()
+        await all_ran_once(journal, ["a", "b"])
+        await blue.source.settled()
+        assert await blue.pool.keys("arq:in-progress:*") == []
+
+
 async def test_a_worker_that_died_is_unknown(redis_url: str, journal: Journal) -> None:
     """J5: whether its broker knows what it did is not to be told."""
     release = Release()
