@@ -18,6 +18,7 @@ from rq.suspension import suspend
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.rq import DrainableWorker, RQWorkers
+from tests.engines.drains import quiet_while_requests_are_busy
 from tests.engines.journal import Journal
 from tests.engines.rqs import Release
 from tests.engines.scenario import (
@@ -26,8 +27,6 @@ from tests.engines.scenario import (
     hold_in_the_middle,
     holds_at_random,
 )
-from tests.rig import Release as Rig
-from tests.rig import Waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -284,27 +283,9 @@ async def test_a_worker_needs_a_release(blue: Release) -> None:
 async def test_consumers_are_quiet_while_requests_are_busy(
     blue: Release, journal: Journal
 ) -> None:
-    """J2 and J7: within 200 ms of the begin, and the report names what runs."""
-    app = Waiting()
-    rig = Rig(app)
-    rig.drain.add_source(blue.source)
+    """J7, too: the report names what runs."""
     blue.start(2)
-    ids = [f"job-{n}" for n in range(10)]
-    await blue.enqueue(ids, 0.6)
-    await journal.until(lambda: len(journal.started()) >= 2, "they work")
-    async with rig.call() as call:
-        await rig.client.begin(timeoutMs=5000)
-        begun = time.monotonic()
-        await asyncio.sleep(0.2)
-        report = await rig.client.report()
-        told = next(s for s in report["sources"] if s["name"] == "rq")
-        assert told["jobs"] == len(told["running"]) == 2
-        await journal.until(lambda: not journal.running(), "all that ran has ended")
-        assert journal.started(since=begun + 0.2) == [], str(journal)
-        app.go.set()
-        await call.wait()
-        async with asyncio.timeout(10):
-            await rig.drain.ended
-        assert str(rig.drain.phase) == "drained"
-    await rig.client.resume()
-    await journal.until(lambda: len(journal.started()) > 2, "it goes on")
+    told = await quiet_while_requests_are_busy(
+        blue, journal, jobs=6, seconds=0.5, slots=2
+    )
+    assert told["jobs"] == len(told["running"]) == 2

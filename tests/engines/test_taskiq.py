@@ -16,6 +16,7 @@ from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.remote import RemoteSource
 from drainmw.sources.taskiq import TaskiqWorkers
+from tests.engines.drains import named_at_the_deadline, quiet_while_requests_are_busy
 from tests.engines.journal import Journal
 from tests.engines.scenario import (
     SLOTS,
@@ -26,7 +27,6 @@ from tests.engines.scenario import (
 )
 from tests.engines.taskiqs import MakeBroker, Taskiq, here, on_a_list, on_a_stream
 from tests.processes import PATIENCE, Process, running
-from tests.rig import Release, Waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -121,46 +121,16 @@ async def test_an_idle_pop_is_over_when_it_has_settled(
 async def test_consumers_are_quiet_while_requests_are_busy(
     redis_url: str, journal: Journal
 ) -> None:
-    """J2: within 200 ms of the begin, not after HTTP."""
-    app = Waiting()
-    release = Release(app)
     async with here(on_a_stream, redis_url, journal) as engine:
-        release.drain.add_source(engine.source)
-        ids = [f"job-{n}" for n in range(40)]
-        await engine.enqueue(ids, 0.05)
-        await journal.until(lambda: len(journal.started()) > SLOTS, "it works")
-        async with release.call() as call:
-            await release.client.begin(timeoutMs=5000)
-            begun = time.monotonic()
-            await asyncio.sleep(0.4)
-            assert journal.started(since=begun + 0.2) == [], str(journal)
-            assert journal.running() == []
-            app.go.set()
-            await call.wait()
-            await release.drain.ended
-        assert str(release.drain.phase) == "drained"
-        report = await release.client.report()
-        (told,) = (one for one in report["sources"] if one["name"] == "taskiq")
+        told = await quiet_while_requests_are_busy(engine, journal, slots=SLOTS + 1)
         assert told["handedBack"] > 0
-        await release.client.resume()
-        await all_ran_once(journal, ids)
 
 
 async def test_running_jobs_stand_in_the_report(
     redis_url: str, journal: Journal
 ) -> None:
-    """J7."""
-    release = Release()
     async with here(on_a_list, redis_url, journal) as engine:
-        release.drain.add_source(engine.source)
-        await engine.enqueue(["slow-1", "slow-2"], 20.0)
-        await journal.until(lambda: len(journal.started()) == 2, "both run")
-        await release.client.begin(timeoutMs=200)
-        await release.drain.ended
-        report = await release.client.report()
-        assert report["failure"] == "RUNTIME_DRAIN_TIMEOUT"
-        (told,) = (one for one in report["sources"] if one["name"] == "taskiq")
-        assert (told["jobs"], sorted(told["running"])) == (2, ["slow-1", "slow-2"])
+        await named_at_the_deadline(engine, journal)
 
 
 async def test_a_receiver_that_died_is_unknown_until_one_listens(

@@ -13,24 +13,26 @@ import pytest
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.arq import ArqWorker
 from drainmw.sources.base import Counts
+from tests.engines.drains import (
+    LONG,
+    named_at_the_deadline,
+    quiet_while_requests_are_busy,
+)
 from tests.engines.journal import Journal
 from tests.engines.redis5.arqs import Apart, every_second, here, once_within, queue
 from tests.engines.scenario import (
-    SLOTS,
     all_ran_once,
     hand_over,
     hold_in_the_middle,
     holds_at_random,
 )
-from tests.rig import Release, Waiting
+from tests.rig import Release
 
 pytestmark = [
     pytest.mark.anyio,
     # arq closes its pool by the name of old.
     pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning"),
 ]
-
-LONG = 20.0  # seconds of a job that shall not end by itself
 
 
 @pytest.fixture
@@ -92,44 +94,15 @@ async def test_a_hold_does_not_wait_for_all_that_is_being_started(
 async def test_consumers_are_quiet_while_requests_are_busy(
     redis_url: str, journal: Journal
 ) -> None:
-    """J2: within 200 ms of the begin, not after HTTP."""
-    app = Waiting()
-    release = Release(app)
     async with here(redis_url, journal) as engine:
-        release.drain.add_source(engine.source)
-        ids = [f"job-{n}" for n in range(40)]
-        await engine.enqueue(ids, 0.05)
-        await journal.until(lambda: len(journal.started()) > SLOTS, "it works")
-        async with release.call() as call:
-            await release.client.begin(timeoutMs=5000)
-            begun = time.monotonic()
-            await asyncio.sleep(0.5)
-            assert journal.started(since=begun + 0.2) == [], str(journal)
-            assert journal.running() == []
-            app.go.set()
-            await call.wait()
-            await release.drain.ended
-        assert str(release.drain.phase) == "drained"
-        await release.client.resume()
-        await all_ran_once(journal, ids)
+        await quiet_while_requests_are_busy(engine, journal)
 
 
 async def test_running_jobs_stand_in_the_report(
     redis_url: str, journal: Journal
 ) -> None:
-    """J7."""
-    release = Release()
     async with here(redis_url, journal) as engine:
-        release.drain.add_source(engine.source)
-        await engine.enqueue(["slow-1", "slow-2"], LONG)
-        await journal.until(lambda: len(journal.started()) == 2, "both run")
-        await release.client.begin(timeoutMs=200)
-        await release.drain.ended
-        report = await release.client.report()
-        assert report["failure"] == "RUNTIME_DRAIN_TIMEOUT"
-        (told,) = (source for source in report["sources"] if source["name"] == "arq")
-        assert (told["jobs"], told["handedBack"], told["overdue"]) == (2, 0, 0)
-        assert sorted(told["running"]) == ["slow-1", "slow-2"]
+        await named_at_the_deadline(engine, journal)
 
 
 async def test_jobs_that_outlast_their_leases_run_once(
