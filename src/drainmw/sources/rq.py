@@ -231,11 +231,6 @@ class _Workers(Members):
         pulling = [state for state in states if state[0] == PULLING]
         return Counts(jobs=len(at_work) + (len(pulling) if self._is_held else 0))
 
-    def settle(self) -> None:
-        """Wait until all are out."""
-        while not self._released.is_set() and any(self.count()):
-            self._released.wait(PAUSE)
-
     def states(self) -> list[list[str]]:
         """Of all; those that wait for a job are woken while they are held."""
         there = super().states()

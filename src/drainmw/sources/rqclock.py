@@ -206,11 +206,6 @@ class _Clocks(Members):
         )
         return Counts(schedules=len(looking))
 
-    def settle(self) -> None:
-        """Wait until none is enqueuing anything."""
-        while not self._released.is_set() and any(self.count()):
-            self._released.wait(PAUSE)
-
     def _channel(self, name: str) -> str:
         return f"{_CHANNEL}{name}"
 

@@ -23,7 +23,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from drainmw.errors import Misuse, SourceUnavailable
-from drainmw.sources.base import Running
+from drainmw.sources.base import Counts, Running
 from drainmw.text import failure_text
 
 VARIABLE = "RQ_RELEASE"
@@ -98,6 +98,15 @@ class Members:
             self._is_held = True
             self._redis.hset(self._keys.holds, self._token, f"{time.time():.0f}")
             self.states()
+
+    def count(self) -> Counts:
+        """What they have started, and what may still start."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until there is none of it."""
+        while not self._released.is_set() and any(self.count()):
+            self._released.wait(PAUSE)
 
     def release(self) -> None:
         """Take our part of the hold away, and forget who has left meanwhile."""
