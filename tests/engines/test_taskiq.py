@@ -177,6 +177,7 @@ async def test_tasks_that_outlast_their_leases_run_once(
         here(make, redis_url, journal) as blue,
         here(make, redis_url, journal) as green,
     ):
+        await asyncio.sleep(0.1)  # both listen
         for engine in (blue, green):
             await engine.source.hold()
             await engine.source.settled()
