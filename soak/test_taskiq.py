@@ -13,11 +13,7 @@ from tests.engines.taskiqs import MakeBroker, here, on_a_list, on_a_stream
 
 __all__ = ["journal", "redis_url", "valkey_port"]
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:Unclosed client session:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*Redis.__del__"),
-]
+pytestmark = pytest.mark.anyio
 
 ROUNDS = 30
 
