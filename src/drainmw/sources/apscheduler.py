@@ -23,16 +23,18 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from apscheduler.events import EVENT_SCHEDULER_STARTED
-from apscheduler.executors.asyncio import AsyncIOExecutor
-from apscheduler.executors.base import BaseExecutor
-from apscheduler.job import Job
-from apscheduler.jobstores.memory import MemoryJobStore
-from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, BaseScheduler
-
 from drainmw.errors import Misuse
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.extras import extra
+
+with extra("apscheduler"):
+    from apscheduler.events import EVENT_SCHEDULER_STARTED
+    from apscheduler.executors.asyncio import AsyncIOExecutor
+    from apscheduler.executors.base import BaseExecutor
+    from apscheduler.job import Job
+    from apscheduler.jobstores.memory import MemoryJobStore
+    from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, BaseScheduler
 
 REMEMBERED = 100  # holds whose fires are still to be made up for
 HORIZON = 3600.0  # seconds for which one look into a job store is good at most

@@ -16,16 +16,18 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from arq.constants import in_progress_key_prefix
-from arq.cron import CronJob
-from arq.utils import to_unix_ms
-from arq.worker import Worker, create_worker
-
 from drainmw.agent import Agent
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.extras import extra
 from drainmw.text import failure_text
+
+with extra("arq"):
+    from arq.constants import in_progress_key_prefix
+    from arq.cron import CronJob
+    from arq.utils import to_unix_ms
+    from arq.worker import Worker, create_worker
 
 FIRED = "drainmw:fired"
 """Keys of this beginning tell every release which cron jobs have been enqueued."""

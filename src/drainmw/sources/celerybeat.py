@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery import signals
-from celery.beat import BeatPidbox
-
 from drainmw.sources.celeryholds import holders_of
+from drainmw.sources.extras import extra
+
+with extra("celery"):
+    from celery import signals
+    from celery.beat import BeatPidbox
 
 HELD_PAUSE = 0.2  # seconds between two looks of a held beat
 OVERDUE_PAUSE = 1.0  # between two counts of what is due

@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from kombu.exceptions import OperationalError
+from drainmw.sources.extras import extra
+
+with extra("celery"):
+    from kombu.exceptions import OperationalError
 
 QUESTION = "drainmw_wanted"
 BIRTH_PATIENCE = 0.3  # seconds that a node waits for an answer when it comes up

@@ -19,14 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from celery import bootsteps
-from celery.worker import state as worker
-from celery.worker.consumer.control import Control
-from celery.worker.consumer.tasks import Tasks
-from celery.worker.control import control_command, inspect_command
-
 from drainmw.sources.celeryholds import holders_of
 from drainmw.sources.celeryleases import Leases
+from drainmw.sources.extras import extra
+
+with extra("celery"):
+    from celery import bootsteps
+    from celery.worker import state as worker
+    from celery.worker.consumer.control import Control
+    from celery.worker.consumer.tasks import Tasks
+    from celery.worker.control import control_command, inspect_command
 
 RUNNING_MAXIMUM = 20  # in an answer
 

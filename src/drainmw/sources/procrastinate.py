@@ -25,17 +25,19 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from procrastinate import App
-from procrastinate.connector import BaseConnector
-from procrastinate.exceptions import ProcrastinateException
-from procrastinate.jobs import Job, Status
-from procrastinate.manager import JobManager, NotificationCallback
-
 from drainmw.agent import Agent
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.extras import extra
 from drainmw.text import failure_text
+
+with extra("procrastinate"):
+    from procrastinate import App
+    from procrastinate.connector import BaseConnector
+    from procrastinate.exceptions import ProcrastinateException
+    from procrastinate.jobs import Job, Status
+    from procrastinate.manager import JobManager, NotificationCallback
 
 _NEWEST_FIRE = (
     "SELECT max(defer_timestamp) AS newest FROM procrastinate_periodic_defers "

@@ -22,14 +22,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from redis import Redis
-from rq import Queue, Worker
-from rq.command import PUBSUB_CHANNEL_TEMPLATE
-from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
-from rq.exceptions import DequeueTimeout
-from rq.job import Job
-
 from drainmw.sources.base import Counts
+from drainmw.sources.extras import extra
 from drainmw.sources.rqclock import DrainableScheduler
 from drainmw.sources.rqrelease import (
     BUSY,
@@ -44,6 +38,14 @@ from drainmw.sources.rqrelease import (
     unavailable,
 )
 from drainmw.sources.threaded import ThreadedSource
+
+with extra("rq"):
+    from redis import Redis
+    from rq import Queue, Worker
+    from rq.command import PUBSUB_CHANNEL_TEMPLATE
+    from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
+    from rq.exceptions import DequeueTimeout
+    from rq.job import Job
 
 LONGEST_PULL = 5  # seconds, where a server would not let us end one
 PULLING = "pulling"

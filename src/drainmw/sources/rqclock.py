@@ -21,15 +21,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from redis import Redis
-from redis.client import PubSub
-from rq import cron_job_registry
-from rq.cron import CronJob, CronScheduler
-from rq.defaults import RQ_KEY_PREFIX
-from rq.scheduler import SCHEDULER_KEY_TEMPLATE, RQScheduler
-from rq.utils import now
-
 from drainmw.sources.base import Counts
+from drainmw.sources.extras import extra
 from drainmw.sources.rqrelease import (
     BUSY,
     LEFT,
@@ -43,6 +36,15 @@ from drainmw.sources.rqrelease import (
     unavailable,
 )
 from drainmw.sources.threaded import ThreadedSource
+
+with extra("rq"):
+    from redis import Redis
+    from redis.client import PubSub
+    from rq import cron_job_registry
+    from rq.cron import CronJob, CronScheduler
+    from rq.defaults import RQ_KEY_PREFIX
+    from rq.scheduler import SCHEDULER_KEY_TEMPLATE, RQScheduler
+    from rq.utils import now
 
 HELD_PAUSE = 0.2  # seconds between two looks of a cron that is held
 CATCH_UP = timedelta(hours=1)

@@ -19,12 +19,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from redis import Redis
-from redis.exceptions import RedisError
-
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts, Running
+from drainmw.sources.extras import extra
 from drainmw.text import failure_text
+
+with extra("rq"):
+    from redis import Redis
+    from redis.exceptions import RedisError
 
 VARIABLE = "RQ_RELEASE"
 """Tells a process of RQ of which release it is."""

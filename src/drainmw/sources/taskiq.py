@@ -15,17 +15,19 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from redis.exceptions import RedisError
-from taskiq.abc.broker import AsyncBroker
-from taskiq.receiver import Receiver
-
 from drainmw.agent import Agent
 from drainmw.errors import SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.extras import extra
 from drainmw.sources.taskiqqueues import Message, Pull, Queue, Step, data_of, queue_of
 from drainmw.text import failure_text
+
+with extra("taskiq"):
+    from redis.exceptions import RedisError
+    from taskiq.abc.broker import AsyncBroker
+    from taskiq.receiver import Receiver
 
 RENEWAL = 0.25  # of a lease, after which it is renewed: three attempts may fail
 

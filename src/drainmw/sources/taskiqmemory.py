@@ -13,14 +13,16 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from taskiq import InMemoryBroker
-from taskiq.abc.middleware import TaskiqMiddleware
-from taskiq.acks import AckableMessage
-from taskiq.message import BrokerMessage, TaskiqMessage
-
 from drainmw.errors import IntakeRefused, Misuse
+from drainmw.sources.extras import extra
 from drainmw.sources.feeding import Work, current
 from drainmw.sources.jobs import JobSource
+
+with extra("taskiq"):
+    from taskiq import InMemoryBroker
+    from taskiq.abc.middleware import TaskiqMiddleware
+    from taskiq.acks import AckableMessage
+    from taskiq.message import BrokerMessage, TaskiqMessage
 
 _accepted: contextvars.ContextVar[Work | None] = contextvars.ContextVar(
     "drainmw_taskiq_accepted", default=None

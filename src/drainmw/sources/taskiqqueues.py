@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-from taskiq import InMemoryBroker
-from taskiq.abc.broker import AsyncBroker
-from taskiq.acks import AckableMessage
-from taskiq_redis import ListQueueBroker, RedisStreamBroker
-
 from drainmw.errors import Misuse
+from drainmw.sources.extras import extra
+
+with extra("taskiq"):
+    from redis.asyncio import Redis
+    from redis.exceptions import RedisError
+    from taskiq import InMemoryBroker
+    from taskiq.abc.broker import AsyncBroker
+    from taskiq.acks import AckableMessage
+    from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 POP = 0.25  # seconds until a pop from an empty list looks up
 PAUSE = 0.2  # seconds before a message that could not be put back is tried again

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from taskiq.abc.schedule_source import ScheduleSource
-from taskiq.scheduler.scheduled_task import ScheduledTask
-from taskiq.scheduler.scheduler import TaskiqScheduler
-
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake
+from drainmw.sources.extras import extra
+
+with extra("taskiq"):
+    from taskiq.abc.schedule_source import ScheduleSource
+    from taskiq.scheduler.scheduled_task import ScheduledTask
+    from taskiq.scheduler.scheduler import TaskiqScheduler
 
 
 class TaskiqClock:
