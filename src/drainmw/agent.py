@@ -247,6 +247,7 @@ class Agent:
                 self._token = None
                 self._source.release()
                 self._begun = None
+                logger().info("worker released", agent=self.name)
         return {"token": self._token}
 
     _asks: ClassVar[dict[str, Callable[[Agent, str], dict[str, Any]]]] = {

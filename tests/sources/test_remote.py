@@ -298,6 +298,27 @@ async def test_a_hold_outlives_who_asked_and_ends_with_who_comes_next(
     assert os.listdir(agents.sockets) == [f"a{LIVE}"]
 
 
+async def test_who_was_held_goes_on_once_the_app_is_there_again(agents: Agents) -> None:
+    """Nobody asks for a count until the next drain."""
+    engine, _ = agents.start("a")
+    died = source_of(agents.sockets)
+    await died.hold()
+    _die(died)
+    source_of(agents.sockets)
+    await until(lambda: engine.calls == ["hold", "release"])
+
+
+async def test_a_newcomer_leaves_alone_who_is_held_by_one_that_lives(
+    agents: Agents,
+) -> None:
+    engine, _ = agents.start("a")
+    wants = source_of(agents.sockets)
+    await wants.hold()
+    newcomer = source_of(agents.sockets)
+    await newcomer._free()
+    assert engine.calls == ["hold"]
+
+
 async def test_nobody_is_born_held_by_a_process_that_died(agents: Agents) -> None:
     agents.start("a")
     died = source_of(agents.sockets)

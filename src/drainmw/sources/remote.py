@@ -7,14 +7,19 @@ looks for the mark: so one that comes up meanwhile either is found or finds it.
 Who was held and does not answer has died, unless its socket says that it left in
 order; then what it still ran is unknown, which is never zero. It is known again
 once another worker answers under that name.
+
+Who is held by an app that has died is released as soon as the app is there again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +62,9 @@ class RemoteSource:
         self._known: set[str] = set()  # who has answered under that mark
         self._running: list[Running] = []
         socketfile.check_directory(self._directory, f"source {name}")
-        self._clear_up()
+        if self._clear_up():
+            free = partial(asyncio.run, self._free())
+            threading.Thread(target=free, name="drainmw free", daemon=True).start()
 
     async def hold(self) -> None:
         """Hold every worker, side by side, and those that come up from now on."""
@@ -158,12 +165,23 @@ class RemoteSource:
                 f"in {self._directory}"
             )
 
-    def _clear_up(self) -> None:
+    def _clear_up(self) -> bool:
         """Remove the mark of a hold that nobody wants any more: its process died."""
         orphan = mark.orphan(self._directory)
-        if orphan is not None:
-            orphan.remove()
-            orphan.close()
+        if orphan is None:
+            return False
+        orphan.remove()
+        orphan.close()
+        return True
+
+    async def _free(self) -> None:
+        """Release who is held by one that died: a count may be long in coming."""
+        for name in self._names():
+            with contextlib.suppress(SourceError):  # a count will tell
+                answer = await self._ask(name, "count")
+                token = None if answer is None else answer["token"]
+                if token is not None and mark.standing(self._directory) is None:
+                    await self._ask(name, "release", token)
 
     def _forget(self) -> None:
         if self._mark is not None:
