@@ -85,8 +85,9 @@ def test_a_directory_that_others_can_enter_is_refused(
     directory.mkdir()
     directory.chmod(wide)
     assert refusal(directory / "c.sock") == (
-        f"directory {directory} must be of mode 0700; name a directory of its own, "
-        f"such as {directory}/drainmw, which is made so if it does not exist"
+        f"directory {directory} of the control socket must be of mode 0700; name a "
+        f"directory of its own, such as {directory}/drainmw, which is made so "
+        "if it does not exist"
     )
 
 
@@ -101,7 +102,16 @@ def test_the_directory_that_the_refusal_names_is_made(tmp_path: Path) -> None:
 def test_a_directory_without_a_parent_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "no" / "such"
     assert refusal(directory / "c.sock") == (
-        f"directory {directory} of the control socket: No such file or directory"
+        f"directory {directory} of the control socket cannot be made: "
+        f"{tmp_path}/no does not exist"
+    )
+
+
+def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    directory = tmp_path / "file" / "below"
+    assert refusal(directory / "c.sock") == (
+        f"directory {directory} of the control socket: Not a directory"
     )
 
 
@@ -116,7 +126,9 @@ def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     path = control_socket(tmp_path)
     os.chown(path.parent, NOBODY, NOBODY)
-    assert refusal(path) == f"directory {path.parent} must belong to this user"
+    assert refusal(path) == (
+        f"directory {path.parent} of the control socket must belong to this user"
+    )
 
 
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:

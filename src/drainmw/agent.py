@@ -103,7 +103,7 @@ class Agent:
         """
         if self._has_started:
             raise Misuse(f"the agent {self.name} has been started already")
-        self._listener = socketfile.bind(self.path)
+        self._listener = socketfile.bind(self.path, "worker socket")
         self._listener.setblocking(True)
         self._left.unlink(missing_ok=True)
         self._has_started = True

@@ -18,7 +18,7 @@ from drainmw.errors import SettingsError
 _BACKLOG = 128
 
 
-def bind(path: Path) -> socket.socket:
+def bind(path: Path, what: str = "control socket") -> socket.socket:
     """Bind and listen; a stale file of a process that has gone is replaced.
 
     Raises:
@@ -26,10 +26,10 @@ def bind(path: Path) -> socket.socket:
     """
     if not hasattr(socket, "AF_UNIX"):
         raise SettingsError("a control socket needs Unix sockets; use a token here")
-    check_directory(path.parent)
-    listener = _bound(path, "control socket", umask=0o177)
+    check_directory(path.parent, what)
+    listener = _bound(path, what, umask=0o177)
     try:
-        check(path)
+        check(path, what)
     except SettingsError:
         listener.close()
         raise
@@ -50,7 +50,7 @@ def bind_public(path: Path, backlog: int) -> socket.socket:
     return listener
 
 
-def check(path: Path) -> None:
+def check(path: Path, what: str = "control socket") -> None:
     """Look at what stands there: our socket, for its owner alone.
 
     Raises:
@@ -59,8 +59,8 @@ def check(path: Path) -> None:
     found = path.lstat()
     private = stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
     if not private or found.st_uid != os.geteuid():
-        raise SettingsError(f"control socket {path} is not private: it must be 0600")
-    check_directory(path.parent)
+        raise SettingsError(f"{what} {path} is not private: it must be 0600")
+    check_directory(path.parent, what)
 
 
 def identity(path: Path) -> tuple[int, int]:
@@ -96,6 +96,11 @@ def check_directory(directory: Path, what: str = "control socket") -> None:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
+    except FileNotFoundError:
+        raise SettingsError(
+            f"directory {directory} of the {what} cannot be made: "
+            f"{directory.parent} does not exist"
+        ) from None
     except OSError as exc:
         raise SettingsError(
             f"directory {directory} of the {what}: {exc.strerror}"
@@ -103,11 +108,14 @@ def check_directory(directory: Path, what: str = "control socket") -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise SettingsError(f"{directory} must be a directory, not a link")
     if found.st_uid != os.geteuid():
-        raise SettingsError(f"directory {directory} must belong to this user")
+        raise SettingsError(
+            f"directory {directory} of the {what} must belong to this user"
+        )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise SettingsError(
-            f"directory {directory} must be of mode 0700; name a directory of its own, "
-            f"such as {directory / 'drainmw'}, which is made so if it does not exist"
+            f"directory {directory} of the {what} must be of mode 0700; name a "
+            f"directory of its own, such as {directory / 'drainmw'}, which is made so "
+            "if it does not exist"
         )
 
 

@@ -578,9 +578,9 @@ def test_too_many_questions_at_once_are_turned_away(
 
 def test_an_agent_is_for_its_user_alone(sockets: Path) -> None:
     sockets.chmod(0o755)
-    with pytest.raises(SettingsError, match="must be of mode 0700"):
+    with pytest.raises(SettingsError, match="of the worker socket must be of mode 07"):
         Agent(Engine(), sockets, "a").start()
-    with pytest.raises(SettingsError, match="must be of mode 0700"):
+    with pytest.raises(SettingsError, match="of the source engine must be of mode 07"):
         source_of(sockets)
 
 
