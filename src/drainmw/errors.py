@@ -651,7 +651,10 @@ class CountersInvalid(SourceError):
         self.who = who
 
     def __str__(self) -> str:
-        return f"{self.who} reports something that is not a whole number of at least 0"
+        return (
+            f"{self.who} reports something that is not Counts(jobs, schedules), "
+            "whole numbers of at least 0"
+        )
 
 
 class CountersUnknown(SourceError):

@@ -44,6 +44,8 @@ class Owner:
         """Why nobody can tell whose it is, if so."""
         self.clients: list[Client] = []
         self.counts_overdue: list[Callable[[], int]] = []
+        self.schedules: set[str] = set()
+        """What its clocks fire, by name."""
         self.tenure = Tenure(name, home)
         self.tenure.on_turn = self.refresh
         self._home = home

@@ -96,8 +96,12 @@ class Ownership:
             Misuse: It cannot be a name.
             SettingsError: Its store cannot be used as it is configured.
         """
-        if not NAME.fullmatch(name):
-            raise Misuse("a name must be 1 to 64 of A-Z, a-z, 0-9, `_`, `.` and `-`")
+        given: object = name
+        if not isinstance(given, str) or not NAME.fullmatch(given):
+            raise Misuse(
+                "a name must be 1 to 64 of A-Z, a-z, 0-9, `_`, `.` and `-`, "
+                f"not {name!r}"
+            )
         if name in self._owners:
             return self._owners[name], False
         self._remote()

@@ -33,6 +33,13 @@ def printable(text: str) -> str:
     )
 
 
+def kind_of(value: object) -> str:
+    """What a value is, as an error names it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else type(value).__name__
+
+
 def without_credentials(text: str) -> str:
     """Text in which the user part of every URL is masked."""
     return _WORD.sub(_masked, text)

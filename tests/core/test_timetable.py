@@ -100,8 +100,8 @@ def test_every_millisecond_survives_as_a_time(due: int) -> None:
     assert due_ms(due / 1000) == due
 
 
-@pytest.mark.parametrize("wrong", [True, float("nan"), float("inf")])
-def test_what_is_no_moment_is_refused(wrong: float) -> None:
+@pytest.mark.parametrize("wrong", [True, float("nan"), float("inf"), "noon", None])
+def test_what_is_no_moment_is_refused(wrong: Any) -> None:
     with pytest.raises(Misuse, match="no moment"):
         due_ms(wrong)
 

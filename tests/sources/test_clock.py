@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -331,6 +331,18 @@ async def test_real_time_is_waited_for() -> None:
     assert all(moment(due_ms(when)) == when for when in seen)
 
 
+def test_what_a_clock_cannot_use_is_named() -> None:
+    clock = Clock(TestHome(Place(), "blue", ManualClock()).owner)
+
+    async def act() -> None:
+        """Takes nothing."""
+
+    with pytest.raises(Misuse, match=r"act does must take one argument, its due"):
+        clock.every(10)(cast(Any, act))
+    with pytest.raises(Misuse, match=r"as drain\.own\(name\) gives, not str"):
+        Clock(cast(Any, "reports"))
+
+
 def test_a_schedule_has_a_name_of_its_own_and_numbers_that_are_some() -> None:
     clock = Clock(TestHome(Place(), "blue", ManualClock()).owner)
 
@@ -343,9 +355,12 @@ def test_a_schedule_has_a_name_of_its_own_and_numbers_that_are_some() -> None:
     clock.at(5, act, name="once")
     with pytest.raises(Misuse, match="of the name once already"):
         clock.at(6, act, name="once")
-    for wrong in (0, -1, float("nan"), 0.0001):
+    other = Clock(clock._owner)
+    with pytest.raises(Misuse, match="of the name once already"):  # claimed for one
+        other.at(6, act, name="once")
+    for wrong in (0, -1, float("nan"), 0.0001, "60", act):
         with pytest.raises(Misuse, match="seconds must be"):
-            clock.every(wrong)
+            clock.every(cast(Any, wrong))
     with pytest.raises(Misuse, match="catch_up must be"):
         clock.every(1, catch_up=-1)
     with pytest.raises(Misuse, match="needs a zone"):

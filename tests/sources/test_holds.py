@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from drainmw import Counts, SourceUnavailable
-from drainmw.errors import CountersInvalid, CountersUnknown
+from drainmw.errors import CountersInvalid, CountersUnknown, Misuse, SourceError
 from drainmw.sources.holds import Holds, together, whole
 from drainmw.testing import ManualSource
 from tests.rig import calm
@@ -227,6 +227,42 @@ async def test_a_count_that_is_cancelled_from_inside_is_unknown() -> None:
 
     with pytest.raises(CountersUnknown):
         await holding(Cancelled()).counts()
+
+
+async def test_a_step_that_is_no_coroutine_fails_the_drain_by_name() -> None:
+    class Blocking(ManualSource):
+        def hold(self) -> None:  # type: ignore[override]
+            """It forgot to be a coroutine."""
+
+    holds = holding(Blocking("mailer"))
+    holds.start(1, "pull")
+    with pytest.raises(SourceError, match="hold of mailer must be a coroutine func"):
+        await holds.held("pull")
+
+
+async def test_a_source_that_fails_is_named_in_log_and_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(ManualSource):
+        async def hold(self) -> None:
+            raise RuntimeError("half done")
+
+    holds = holding(Failing("mailer"))
+    holds.start(1, "pull")
+    with pytest.raises(RuntimeError, match="half done"):
+        await holds.held("pull")
+    assert [entry.error for entry in holds.entries] == ["half done"]
+    assert "mailer" in caplog.text
+
+
+def test_a_source_is_an_object_with_a_name_of_its_own() -> None:
+    holds = holding(ManualSource("mail"))
+    with pytest.raises(Misuse, match="of the name mail already; add each once, under"):
+        holds.add(ManualSource("mail"))
+    with pytest.raises(Misuse, match="the class ManualSource is no work source"):
+        holds.add(cast(Any, ManualSource))
+    with pytest.raises(Misuse, match="must be clock, pull or push, not 'pul'"):
+        holds.add(ManualSource("other", cast(Any, "pul")))
 
 
 @pytest.mark.parametrize("answer", [None, 5, (1,), (1, 2, 3), "ab", {"jobs": 1}, ()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -157,3 +158,15 @@ async def test_it_tells_what_the_engine_tells(scene: Scene) -> None:
 def test_only_a_clock_can_be_owned(scene: Scene) -> None:
     with pytest.raises(Misuse, match="fed by pull, not by a clock"):
         Owned(ManualSource("queue", "pull"), scene.blue.owner)
+
+
+def test_what_is_no_source_or_no_owner_is_named(scene: Scene) -> None:
+    engine, wrong = Engine("engine", "clock"), cast(Any, "reports")
+    with pytest.raises(Misuse, match=r"takes a source.* not str"):
+        Owned(wrong, scene.blue.owner)
+    with pytest.raises(Misuse, match=r"takes a source.* not the class Engine"):
+        Owned(cast(Any, Engine), scene.blue.owner)
+    with pytest.raises(Misuse, match=r"as drain\.own\(name\) gives, not str"):
+        Owned(engine, wrong)
+    with pytest.raises(Misuse, match=r"as drain\.own\(name\) gives, not Engine"):
+        Owned(scene.blue.owner, cast(Any, engine))  # the other way round

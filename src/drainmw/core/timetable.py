@@ -101,9 +101,16 @@ def due_ms(due: datetime | float) -> int:
         if due.tzinfo is None:
             raise Misuse(f"{due} needs a zone, such as datetime.now(UTC) has")
         return round(due.timestamp() * 1000)
-    if isinstance(due, bool) or not math.isfinite(due):
+    if not is_finite(due):
         raise Misuse(f"{due!r} is no moment: a datetime, or seconds since 1970")
     return round(due * 1000)
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a number, and neither infinite nor none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
 
 
 def moment(due: int) -> datetime:

@@ -9,6 +9,8 @@ after it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -22,13 +24,14 @@ from drainmw.core.timetable import (
     Once,
     Timetable,
     due_ms,
+    is_finite,
     moment,
     next_due,
     overdue,
 )
 from drainmw.errors import LeaseCrowded, Misuse
 from drainmw.log import logger
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 if TYPE_CHECKING:
     from drainmw.owner import Owner
@@ -57,7 +60,15 @@ class Clock:
     """Fires the schedules of one owner. It is no source: its owner is."""
 
     def __init__(self, owner: Owner, *, wall: Callable[[], float] = time.time) -> None:
-        """`wall` gives the time of day, in seconds since 1970."""
+        """`wall` gives the time of day, in seconds since 1970.
+
+        Raises:
+            Misuse: It is no owner.
+        """
+        if not hasattr(owner, "counts_overdue"):
+            raise Misuse(
+                f"Clock takes an owner, as drain.own(name) gives, not {kind_of(owner)}"
+            )
         self._owner = owner
         self._wall = wall
         self._schedules: dict[str, _Schedule] = {}
@@ -105,8 +116,11 @@ class Clock:
     def _add(self, schedule: _Schedule) -> None:
         if not asyncio.iscoroutinefunction(schedule.act):
             raise Misuse(f"what {schedule.name} does must be a coroutine function")
-        if schedule.name in self._schedules:
+        if not _takes_one(schedule.act):
+            raise Misuse(f"what {schedule.name} does must take one argument, its due")
+        if schedule.name in self._owner.schedules:
             raise Misuse(f"there is a schedule of the name {schedule.name} already")
+        self._owner.schedules.add(schedule.name)
         self._schedules[schedule.name] = schedule
         self._owner.add_client(lambda: self._run(schedule))
 
@@ -199,8 +213,17 @@ def _log_failed(schedule: _Schedule, exc: Exception, **facts: Any) -> None:
     )
 
 
+def _takes_one(act: Act) -> bool:
+    with contextlib.suppress(ValueError):  # it does not tell
+        try:
+            inspect.signature(act).bind(None)
+        except TypeError:
+            return False
+    return True
+
+
 def _checked(name: str, seconds: float) -> float:
-    if not math.isfinite(seconds) or seconds < 0:
+    if not is_finite(seconds) or seconds < 0:
         raise Misuse(f"{name} must be a number of seconds, not {seconds!r}")
     return seconds
 

@@ -25,7 +25,7 @@ from drainmw.flag import Flag
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
 from drainmw.sources.feeding import feeder
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 T = TypeVar("T")
 
@@ -75,9 +75,9 @@ class Holds:
         Raises:
             Misuse: It lacks a part of the protocol, or its name is taken.
         """
-        if not isinstance(source, WorkSource):
+        if isinstance(source, type) or not isinstance(source, WorkSource):
             raise Misuse(
-                f"{type(source).__name__} is no work source: it needs name, intake, "
+                f"{kind_of(source)} is no work source: it needs name, intake, "
                 "hold, count, settled and release; one that blocks goes into "
                 "ThreadedSource"
             )
@@ -85,9 +85,15 @@ class Holds:
         if not isinstance(name, str) or not name:
             raise Misuse(f"the name of {type(source).__name__} must be a text")
         if source.intake not in ("clock", "pull", "push"):
-            raise Misuse(f"intake of {source.name} must be clock, pull or push")
+            raise Misuse(
+                f"intake of {source.name} must be clock, pull or push, "
+                f"not {source.intake!r}"
+            )
         if any(entry.source.name == source.name for entry in self.entries):
-            raise Misuse(f"there is a source of the name {source.name} already")
+            raise Misuse(
+                f"there is a source or an owner of the name {source.name} already; "
+                "add each once, under a name of its own"
+            )
         entry = Entry(source)
         self.entries.append(entry)
         return entry
@@ -250,7 +256,7 @@ class Holds:
         pause = RETRY_FIRST
         while True:
             try:
-                await ask()
+                await _awaitable(entry, ask)
             except SourceUnavailable as exc:
                 self._note(entry, exc)
             except asyncio.CancelledError:
@@ -259,6 +265,9 @@ class Holds:
                     raise
                 # Something that the source waited for was cancelled, not we.
                 raise SourceError("CancelledError") from None
+            except Exception as exc:
+                self._note(entry, exc)
+                raise
             else:
                 entry.error = None
                 return
@@ -290,6 +299,14 @@ class Holds:
 async def _when_done(tasks: list[asyncio.Task[None]], done: Callable[[], None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     done()
+
+
+def _awaitable(entry: Entry, ask: Callable[[], Awaitable[None]]) -> Awaitable[None]:
+    answer: object = ask()
+    if inspect.isawaitable(answer):
+        return answer
+    step = getattr(ask, "__name__", "it")
+    raise SourceError(f"{step} of {entry.source.name} must be a coroutine function")
 
 
 def running_of(source: object) -> list[Running]:

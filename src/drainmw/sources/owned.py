@@ -14,7 +14,7 @@ from drainmw.errors import Misuse
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running, WorkSource
 from drainmw.sources.holds import running_of
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 if TYPE_CHECKING:
     from drainmw.owner import Owner
@@ -31,10 +31,19 @@ class Owned:
         """Give this to `Drain.add_source`, in the place of that source.
 
         Raises:
-            Misuse: It is no clock.
+            Misuse: It is no clock, or that is no owner.
         """
+        if isinstance(source, type) or not isinstance(source, WorkSource):
+            raise Misuse(
+                "Owned takes a source, such as APSchedulerSource(scheduler), "
+                f"not {kind_of(source)}"
+            )
         if source.intake != "clock":
             raise Misuse(f"{source.name} is fed by {source.intake}, not by a clock")
+        if not hasattr(owner, "add_client"):
+            raise Misuse(
+                f"Owned takes an owner, as drain.own(name) gives, not {kind_of(owner)}"
+            )
         self.name = source.name
         self._source = source
         self._owner = owner
