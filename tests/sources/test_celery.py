@@ -1,7 +1,8 @@
 """What the adapters of Celery take; what they do is in tests/engines."""
 
 import threading
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 from celery import Celery
@@ -33,6 +34,34 @@ def test_one_name_is_enough_for_one_worker(app: Celery) -> None:
 def test_what_names_no_node_is_refused(app: Celery, nodes: list[str]) -> None:
     with pytest.raises(Misuse, match=r"(blue|green)@host"):
         CeleryWorkers(app, nodes)
+
+
+@pytest.mark.parametrize("wrong", [None, "redis://", Celery])
+def test_what_is_no_celery_app_is_refused(wrong: Any) -> None:
+    makes = (drainable, lambda app: CeleryWorkers(app, "a@b"))
+    for make in makes:
+        with pytest.raises(Misuse, match=r"takes a Celery app.* not (None|str|the cl)"):
+            make(wrong)
+
+
+def test_a_beat_is_named_by_a_text(app: Celery) -> None:
+    with pytest.raises(Misuse, match=r"such as blue@host, not \['beat@blue'\]"):
+        CeleryBeat(app, cast(Any, ["beat@blue"]))
+
+
+def test_nodes_that_nobody_can_ask_are_refused(app: Celery) -> None:
+    app.conf.worker_enable_remote_control = False
+    with pytest.raises(Misuse, match="worker_enable_remote_control must be on"):
+        CeleryWorkers(app, "blue@host")
+
+
+def test_a_broker_that_is_away_is_named_at_once() -> None:
+    nowhere = Celery("shop", broker="redis://127.0.0.1:1")
+    engine: Any = CeleryWorkers(nowhere, "blue@host").engine
+    began = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=r"broker of blue@host: .* refused"):
+        engine.count()
+    assert time.monotonic() - began < 3
 
 
 def test_an_app_is_made_drainable_as_often_as_one_likes(app: Celery) -> None:

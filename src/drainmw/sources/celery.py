@@ -27,6 +27,7 @@ from drainmw.sources import celerybeat, celeryworker
 from drainmw.sources.base import Counts, Running
 from drainmw.sources.celeryholds import Standing, close, failures
 from drainmw.sources.threaded import ThreadedSource
+from drainmw.text import kind_of
 
 ANSWER_PATIENCE = 0.5  # seconds for what changes something
 COUNT_PATIENCE = 0.25  # no drain waits for a count any longer
@@ -44,7 +45,11 @@ def drainable(app: Any) -> Any:
     """Let workers and beat of this Celery app be held; gives the app.
 
     One line where the app is made, so that every process of it runs it.
+
+    Raises:
+        Misuse: It is no Celery app.
     """
+    _check(app)
     app.steps["consumer"].add(celeryworker.GateStep)
     celerybeat.connect()
     return app
@@ -61,7 +66,7 @@ class CeleryWorkers(ThreadedSource):
         """`nodes` are those of this release alone, such as `blue@host`.
 
         Raises:
-            Misuse: There is none, or one is no node name.
+            Misuse: There is none, one is no node name, or it is no Celery app.
         """
         super().__init__(name, "pull", _Nodes(app, nodes))
 
@@ -87,6 +92,7 @@ class _Nodes:
         nodes: Iterable[str],
         mailbox_name: Callable[[str], str] = str,
     ) -> None:
+        _check(app)
         self.overdue: int | None = None
         self.handed_back: int | None = None
         self._app = app
@@ -101,6 +107,8 @@ class _Nodes:
         weakref.finalize(self, _close, self._connections).atexit = False
         # Imports the broker's client now: a hold has no time for that.
         failures(app.connection_for_write())
+        if not app.conf.worker_enable_remote_control:
+            raise Misuse("worker_enable_remote_control must be on")
 
     def hold(self) -> None:
         """Hold all; give what a pool is starting the time to start."""
@@ -196,7 +204,9 @@ class _Nodes:
                 callback=note,
             )
             silent = ", ".join(node for node in self._nodes if node not in found)
-            raise SourceUnavailable(f"no answer from {silent}")
+            raise SourceUnavailable(
+                f"no answer from {silent}; is it running, under that name?"
+            )
         answers = [self._understood(node, found[node]) for node in self._nodes]
         self._remember(answers)
         return answers
@@ -221,6 +231,8 @@ class _Nodes:
         except IndexError:
             kept = self._app.connection_for_write()
         try:
+            # A broker that is away is named at once, and asked again by who asks us.
+            kept.ensure_connection(max_retries=1, interval_start=0)
             yield kept
         except SourceUnavailable:
             close(kept)  # what comes too late comes to nobody
@@ -249,11 +261,20 @@ def _close(connections: list[Any]) -> None:
         close(connections.pop())
 
 
+def _check(app: Any) -> None:
+    if isinstance(app, type) or not hasattr(app, "connection_for_write"):
+        raise Misuse(
+            f"this takes a Celery app, such as Celery('shop'), not {kind_of(app)}"
+        )
+
+
 def _checked(nodes: Iterable[str]) -> list[str]:
     names = [nodes] if isinstance(nodes, str) else list(nodes)
     if not names:
         raise Misuse("name the nodes, such as blue@host: with none, nothing is held")
     for name in names:
+        if not isinstance(name, str):
+            raise Misuse(f"a node is named by a text such as blue@host, not {name!r}")
         if "@" not in name:
             raise Misuse(f"{name} is no node name, such as {name}@host")
     return names
