@@ -13,8 +13,10 @@ import pytest
 
 pytest.importorskip("procrastinate")
 
+from procrastinate import App
 from procrastinate.exceptions import ConnectorException
 from procrastinate.sql import queries
+from procrastinate.testing import InMemoryConnector
 
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
@@ -246,6 +248,29 @@ async def test_an_app_has_one_source(blue: Release, tmp_path: Path) -> None:
         ProcrastinateWorkers(blue.app)
     with pytest.raises(Misuse, match="an app has one source"):
         drainable(blue.app, tmp_path)
+
+
+async def test_a_worker_that_runs_is_too_late_for_a_source(tmp_path: Path) -> None:
+    """What it has fetched before would not be counted."""
+    app, other = App(connector=InMemoryConnector()), App(connector=InMemoryConnector())
+    async with app.open_async():
+        run = app.run_worker_async(install_signal_handlers=False)
+        worker = asyncio.create_task(run)
+        await asyncio.sleep(0.1)
+        with pytest.raises(Misuse, match="runs already; add the source before it"):
+            ProcrastinateWorkers(app)
+        with pytest.raises(Misuse, match="runs already"):
+            drainable(app, tmp_path)
+        ProcrastinateWorkers(other)
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+        ProcrastinateWorkers(app)
+
+
+@pytest.mark.parametrize("wrong", [None, App, "postgresql://"])
+def test_what_is_no_app_is_refused(wrong: Any) -> None:
+    with pytest.raises(Misuse, match=r"an App of Procrastinate, not (None|str|the cl)"):
+        ProcrastinateWorkers(wrong)
 
 
 async def test_consumers_are_quiet_while_requests_are_busy(

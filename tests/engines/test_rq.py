@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("rq")
 
+from redis.asyncio import Redis as AsyncRedis
 from rq.suspension import suspend
 
 from drainmw.errors import Misuse, SourceUnavailable
@@ -147,7 +149,7 @@ async def test_a_job_that_came_too_late_goes_back_to_the_front(
 async def test_a_worker_that_is_born_while_it_is_held_starts_held(
     blue: Release, journal: Journal
 ) -> None:
-    with pytest.raises(SourceUnavailable, match="0 of 1 workers answer at drainmw:rq"):
+    with pytest.raises(SourceUnavailable, match=r"0 of 1 .*RQ_RELEASE=blue\?"):
         await blue.source.hold()
     await blue.enqueue(["x"], 0.0)
     blue.start(1)
@@ -276,8 +278,14 @@ async def test_a_worker_needs_a_release(blue: Release) -> None:
         worker.register_birth()
     with pytest.raises(Misuse, match="not 'a b'"):
         RQWorkers(blue.redis, "a b")
-    with pytest.raises(Misuse, match="at least 0"):
-        RQWorkers(blue.redis, "blue", expected=-1)
+    for number in (-1, "2"):
+        with pytest.raises(Misuse, match="at least 0, not"):
+            RQWorkers(blue.redis, "blue", expected=cast(Any, number))
+    with pytest.raises(Misuse, match="not None; a worker is told by"):
+        RQWorkers(blue.redis, cast(Any, None))
+    for wrong in ("redis://host", blue.queue, AsyncRedis()):
+        with pytest.raises(Misuse, match=r"takes a Redis, such as Redis\.from_url"):
+            RQWorkers(cast(Any, wrong), "blue")
 
 
 async def test_consumers_are_quiet_while_requests_are_busy(

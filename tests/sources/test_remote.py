@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -168,6 +168,15 @@ async def test_without_a_worker_nothing_is_held_and_nothing_zero(
     for step in (source.hold, source.count, source.settled):
         with pytest.raises(SourceUnavailable, match="0 of 1 workers of engine answer"):
             await step()
+
+
+def test_what_a_source_cannot_be_is_refused(sockets: Path) -> None:
+    with pytest.raises(Misuse, match="must be clock, pull or push, not 'pul'"):
+        RemoteSource("engine", cast(Any, "pul"), sockets / "new")
+    assert not (sockets / "new").exists()
+    for number in (-1, "2", None):
+        with pytest.raises(Misuse, match="expected must be a whole number of at"):
+            RemoteSource("engine", "pull", sockets, expected=cast(Any, number))
 
 
 async def test_no_worker_may_be_expected(sockets: Path) -> None:

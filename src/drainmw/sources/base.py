@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from drainmw.errors import Misuse
+
 Intake = Literal["clock", "pull", "push"]
 """What feeds a source. Clocks are held first, because a clock makes work; push
 sources last, because admitted requests and jobs feed them."""
@@ -119,3 +121,14 @@ class Fed(Protocol):
         running piece of work of any source of the drain.
         """
         ...
+
+
+def check_expected(number: int) -> None:
+    """How many workers there are at least.
+
+    Raises:
+        Misuse: It is no such number.
+    """
+    given: object = number
+    if not isinstance(given, int) or given < 0:
+        raise Misuse(f"expected must be a whole number of at least 0, not {given!r}")

@@ -30,7 +30,7 @@ from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.extras import extra
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 with extra("procrastinate"):
     from procrastinate import App
@@ -38,6 +38,7 @@ with extra("procrastinate"):
     from procrastinate.exceptions import ProcrastinateException
     from procrastinate.jobs import Job, Status
     from procrastinate.manager import JobManager, NotificationCallback
+    from procrastinate.worker import Worker
 
 _NEWEST_FIRE = (
     "SELECT max(defer_timestamp) AS newest FROM procrastinate_periodic_defers "
@@ -59,13 +60,18 @@ class ProcrastinateWorkers:
         """Call it before a worker runs: what was fetched before is not counted.
 
         Raises:
-            Misuse: The app has a job manager that is not Procrastinate's own.
+            Misuse: It is no app, a worker of it runs here already, or it has a job
+                manager that is not Procrastinate's own.
         """
+        if not isinstance(app, App):
+            raise Misuse(f"this takes an App of Procrastinate, not {kind_of(app)}")
         if type(app.job_manager) is not JobManager:
             raise Misuse(
                 f"the app's job manager must be Procrastinate's own, not "
                 f"{type(app.job_manager).__name__}; an app has one source"
             )
+        if _has_worker(app):
+            raise Misuse("a worker of this app runs already; add the source before it")
         self.name = name
         self._gate = _Gate(app.job_manager.connector)
         app.job_manager = self._gate
@@ -135,11 +141,22 @@ def drainable(app: App, directory: Path | str, name: str | None = None) -> App:
     apart; it is the process id if not given. Gives the app.
 
     Raises:
-        Misuse: The app has a source already.
+        Misuse: It is no app, it has a source already, or a worker of it runs here.
     """
     source = ProcrastinateWorkers(app)
     source._gate.new_agent = partial(Agent, source, directory, name)
     return app
+
+
+def _has_worker(app: App) -> bool:
+    """Whether one runs in this loop: it has tasks of its own methods."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no loop runs, so none does
+        return False
+    frames = [getattr(task.get_coro(), "cr_frame", None) for task in tasks]
+    bound = [frame.f_locals.get("self") for frame in frames if frame is not None]
+    return any(isinstance(it, Worker) and it.app is app for it in bound)
 
 
 @dataclass(slots=True)

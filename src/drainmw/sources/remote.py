@@ -21,13 +21,13 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from drainmw import socketfile
 from drainmw.agent import LEFT, LIVE, LONGEST_POLL
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
 from drainmw.sources import mark
-from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.base import Counts, Intake, Running, check_expected
 from drainmw.text import failure_text
 
 PATIENCE = 5.0  # seconds for an answer
@@ -48,10 +48,14 @@ class RemoteSource:
         count is unknown.
 
         Raises:
+            Misuse: There is no such intake, or no such number.
             SettingsError: The directory is not private.
         """
-        if expected < 0:
-            raise Misuse(f"expected must be at least 0, not {expected}")
+        check_expected(expected)
+        if intake not in get_args(Intake):  # before a directory is made
+            raise Misuse(
+                f"intake of {name} must be clock, pull or push, not {intake!r}"
+            )
         self.name = name
         self.intake: Intake = intake
         self.overdue: int | None = None
@@ -162,7 +166,7 @@ class RemoteSource:
         if number < self._expected:
             raise SourceUnavailable(
                 f"{number} of {self._expected} workers of {self.name} answer "
-                f"in {self._directory}"
+                f"in {self._directory}; do they run, with that directory?"
             )
 
     def _clear_up(self) -> bool:

@@ -34,6 +34,7 @@ from drainmw.sources.rqrelease import (
     Keys,
     Members,
     busy,
+    check_redis,
     told,
     unavailable,
 )
@@ -209,13 +210,15 @@ class RQWorkers(ThreadedSource):
         count is unknown.
 
         Raises:
-            Misuse: The release cannot be part of a key.
+            Misuse: The release cannot be part of a key, or that is no `Redis`.
         """
+        check_redis(connection, "RQWorkers")
         super().__init__(name, "pull", _Workers(connection, release, expected))
 
 
 class _Workers(Members):
     what = "worker"
+    runs_as = "DrainableWorker"
 
     def __init__(self, connection: Redis, release: str, expected: int) -> None:
         self._own = _Keys(release)

@@ -32,6 +32,7 @@ from drainmw.sources.rqrelease import (
     Keys,
     Members,
     busy,
+    check_redis,
     told,
     unavailable,
 )
@@ -178,13 +179,15 @@ class RQClock(ThreadedSource):
         unknown. Of the schedulers of workers there may be none, since one is enough.
 
         Raises:
-            Misuse: The release cannot be part of a key.
+            Misuse: The release cannot be part of a key, or that is no `Redis`.
         """
+        check_redis(connection, "RQClock")
         super().__init__(name, "clock", _Clocks(connection, release, expected))
 
 
 class _Clocks(Members):
     what = "clock"
+    runs_as = "DrainableCron"
 
     def __init__(self, connection: Redis, release: str, expected: int) -> None:
         super().__init__(connection, _keys_of(release), expected)

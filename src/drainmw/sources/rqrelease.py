@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from drainmw.errors import Misuse, SourceUnavailable
-from drainmw.sources.base import Counts, Running
+from drainmw.sources.base import Counts, Running, check_expected
 from drainmw.sources.extras import extra
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 with extra("rq"):
     from redis import Redis
@@ -52,11 +52,13 @@ class Keys:
     """The keys of one release for one kind of members."""
 
     def __init__(self, release: str, holds: str, members: str) -> None:
-        if not _NAME.fullmatch(release):
+        given: object = release
+        if not isinstance(given, str) or not _NAME.fullmatch(given):
             raise Misuse(
                 f"a release of RQ is up to 64 letters, digits and _.-, "
                 f"not {release!r}; its processes are told by {VARIABLE}"
             )
+        self.release = release
         self.holds = f"drainmw:rq:{release}:{holds}"
         """A field for each process that wants a hold."""
         self.members = f"drainmw:rq:{release}:{members}"
@@ -77,12 +79,14 @@ class Members:
 
     what: ClassVar[str]
     """One of them, in errors."""
+    runs_as: ClassVar[str]
+    """The class that makes a process of RQ one."""
 
     def __init__(self, connection: Redis, keys: Keys, expected: int) -> None:
-        if expected < 0:
-            raise Misuse(f"expected must be at least 0, not {expected}")
+        check_expected(expected)
         self._redis = connection
         self._keys = keys
+        self._release = keys.release
         self._expected = expected
         self._token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._is_held = False
@@ -134,7 +138,8 @@ class Members:
         if len(there) < self._expected:
             where = self._keys.members
             raise SourceUnavailable(
-                f"{len(there)} of {self._expected} {self.what}s answer at {where}"
+                f"{len(there)} of {self._expected} {self.what}s answer at {where}; "
+                f"do they run as {self.runs_as}, with {VARIABLE}={self._release}?"
             )
         return there
 
@@ -178,6 +183,19 @@ class Members:
 
     def _is_kept(self, name: str) -> bool:
         return bool(self._redis.exists(*self._kept(name)))
+
+
+def check_redis(connection: object, who: str) -> None:
+    """What keys are to be kept in.
+
+    Raises:
+        Misuse: It is something else.
+    """
+    if not isinstance(connection, Redis):
+        raise Misuse(
+            f"{who} takes a Redis, such as Redis.from_url(url), "
+            f"not {kind_of(connection)}"
+        )
 
 
 @contextmanager
