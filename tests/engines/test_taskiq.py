@@ -227,7 +227,7 @@ def test_a_broker_that_reads_in_a_way_of_its_own_is_refused() -> None:
 
 
 def test_a_broker_of_another_kind_is_refused() -> None:
-    with pytest.raises(Misuse, match="or a ListQueueBroker, not a PubSubBroker"):
+    with pytest.raises(Misuse, match="or a ListQueueBroker, not PubSubBroker"):
         TaskiqWorkers(PubSubBroker("redis://127.0.0.1"))
 
 

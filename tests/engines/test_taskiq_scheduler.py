@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from taskiq import InMemoryBroker, TaskiqScheduler
 from taskiq.api import run_scheduler_task
 from taskiq.schedule_sources import LabelScheduleSource
 
+from drainmw.errors import Misuse
 from drainmw.sources.base import Counts
 from drainmw.sources.taskiqscheduler import TaskiqClock
 from tests.engines.journal import Journal, work_async
@@ -52,6 +54,12 @@ async def test_a_one_shot_that_is_due_while_held_runs_once_after_it(
         await asyncio.sleep(1.1)
         assert journal.started() == ["once"]
         assert clock.overdue == 0
+
+
+@pytest.mark.parametrize("wrong", [None, InMemoryBroker(), TaskiqScheduler])
+def test_what_is_no_scheduler_is_refused(wrong: Any) -> None:
+    with pytest.raises(Misuse, match=r"a TaskiqScheduler, not (None|InMem|the class)"):
+        TaskiqClock(wrong)
 
 
 async def test_a_task_that_is_being_sent_counts(

@@ -27,6 +27,7 @@ from drainmw.errors import Misuse
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.extras import extra
+from drainmw.text import kind_of
 
 with extra("apscheduler"):
     from apscheduler.events import EVENT_SCHEDULER_STARTED
@@ -71,7 +72,7 @@ class APSchedulerSource:
         if not isinstance(scheduler, BaseScheduler):
             raise Misuse(
                 "APSchedulerSource takes a scheduler of APScheduler 3, "
-                f"not {type(scheduler).__name__}"
+                f"not {kind_of(scheduler)}"
             )
         self.name = name
         self._scheduler = scheduler

@@ -21,7 +21,7 @@ from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.extras import extra
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 with extra("arq"):
     from arq.constants import in_progress_key_prefix
@@ -47,8 +47,14 @@ class ArqWorker:
         """`worker` is one that has not been started.
 
         Raises:
-            Misuse: It runs already, so some of its work would not be counted.
+            Misuse: It is no worker, or it runs already, so some of its work would
+                not be counted.
         """
+        if not isinstance(worker, Worker):
+            raise Misuse(
+                "ArqWorker takes a worker, such as arq.Worker(functions=[...]), "
+                f"not {kind_of(worker)}"
+            )
         if worker.main_task is not None or worker.tasks:
             raise Misuse("ArqWorker takes a worker before it runs")
         self.name = name

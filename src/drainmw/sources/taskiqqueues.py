@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from drainmw.errors import Misuse
 from drainmw.sources.extras import extra
+from drainmw.text import kind_of
 
 with extra("taskiq"):
     from redis.asyncio import Redis
@@ -89,7 +90,7 @@ def queue_of(broker: AsyncBroker) -> Queue:
         raise Misuse("an InMemoryBroker has no workers: give it to TaskiqInMemory")
     raise Misuse(
         f"TaskiqWorkers takes a RedisStreamBroker or a ListQueueBroker, "
-        f"not a {type(broker).__name__}"
+        f"not {kind_of(broker)}"
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from drainmw.errors import Misuse
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake
 from drainmw.sources.extras import extra
+from drainmw.text import kind_of
 
 with extra("taskiq"):
     from taskiq.abc.schedule_source import ScheduleSource
@@ -26,6 +28,15 @@ class TaskiqClock:
     def __init__(
         self, scheduler: TaskiqScheduler, *, name: str = "taskiq scheduler"
     ) -> None:
+        """Make it before the scheduler runs, or after.
+
+        Raises:
+            Misuse: It is no scheduler.
+        """
+        if not isinstance(scheduler, TaskiqScheduler):
+            raise Misuse(
+                f"TaskiqClock takes a TaskiqScheduler, not {kind_of(scheduler)}"
+            )
         self.name = name
         self.overdue = 0
         self._released = asyncio.Event()

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,12 @@ async def test_a_worker_that_runs_is_no_source_any_more(
         await asyncio.sleep(0)
         with pytest.raises(Misuse, match="before it runs"):
             ArqWorker(engine.worker)
+
+
+@pytest.mark.parametrize("wrong", [None, ArqWorker, object()])
+def test_what_is_no_worker_is_refused(wrong: Any) -> None:
+    with pytest.raises(Misuse, match=r"a worker, such as .* not (None|the c|object)"):
+        ArqWorker(wrong)
 
 
 async def test_a_one_shot_that_is_due_while_held_runs_once_after_it(
