@@ -281,7 +281,7 @@ async def test_a_worker_needs_a_release(blue: Release) -> None:
     for number in (-1, "2"):
         with pytest.raises(Misuse, match="at least 0, not"):
             RQWorkers(blue.redis, "blue", expected=cast(Any, number))
-    with pytest.raises(Misuse, match="not None; a worker is told by"):
+    with pytest.raises(Misuse, match="not None; its processes are told by"):
         RQWorkers(blue.redis, cast(Any, None))
     for wrong in ("redis://host", blue.queue, AsyncRedis()):
         with pytest.raises(Misuse, match=r"takes a Redis, such as Redis\.from_url"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ConnectionError as NoConnection
 from taskiq import AckableMessage
+from taskiq.api import run_receiver_task
 from taskiq_redis import PubSubBroker, RedisStreamBroker
 
 from drainmw.errors import Misuse, SourceUnavailable
@@ -224,6 +225,21 @@ def test_a_broker_that_reads_in_a_way_of_its_own_is_refused() -> None:
 
     with pytest.raises(Misuse, match="Other has a listen of its own"):
         TaskiqWorkers(Other("redis://127.0.0.1"))
+
+
+async def test_a_receiver_of_taskiqs_own_fails_a_hold(redis_url: str) -> None:
+    """What it runs is not counted, so a zero would not be true."""
+    broker = on_a_list(redis_url)
+    source, other = TaskiqWorkers(broker), TaskiqWorkers(on_a_list(redis_url))
+    listens = asyncio.create_task(run_receiver_task(broker, run_startup=True))
+    await asyncio.sleep(0.2)
+    with pytest.raises(Misuse, match=r"receiver_cls=workers\.receiver"):
+        await source.hold()
+    await other.hold()
+    listens.cancel()
+    await asyncio.gather(listens, return_exceptions=True)
+    await source.hold()
+    await broker.shutdown()
 
 
 def test_a_broker_of_another_kind_is_refused() -> None:

@@ -29,6 +29,7 @@ from drainmw.agent import Agent
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.doers import doers
 from drainmw.sources.extras import extra
 from drainmw.text import failure_text, kind_of
 
@@ -70,7 +71,7 @@ class ProcrastinateWorkers:
                 f"the app's job manager must be Procrastinate's own, not "
                 f"{type(app.job_manager).__name__}; an app has one source"
             )
-        if _has_worker(app):
+        if any(worker.app is app for worker in doers(Worker)):
             raise Misuse("a worker of this app runs already; add the source before it")
         self.name = name
         self._gate = _Gate(app.job_manager.connector)
@@ -146,17 +147,6 @@ def drainable(app: App, directory: Path | str, name: str | None = None) -> App:
     source = ProcrastinateWorkers(app)
     source._gate.new_agent = partial(Agent, source, directory, name)
     return app
-
-
-def _has_worker(app: App) -> bool:
-    """Whether one runs in this loop: it has tasks of its own methods."""
-    try:
-        tasks = asyncio.all_tasks()
-    except RuntimeError:  # no loop runs, so none does
-        return False
-    frames = [getattr(task.get_coro(), "cr_frame", None) for task in tasks]
-    bound = [frame.f_locals.get("self") for frame in frames if frame is not None]
-    return any(isinstance(it, Worker) and it.app is app for it in bound)
 
 
 @dataclass(slots=True)

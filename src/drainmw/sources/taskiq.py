@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from drainmw.agent import Agent
-from drainmw.errors import SourceUnavailable
+from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
+from drainmw.sources.doers import doers
 from drainmw.sources.extras import extra
 from drainmw.sources.taskiqqueues import Message, Pull, Queue, Step, data_of, queue_of
 from drainmw.text import failure_text
@@ -68,9 +69,19 @@ class TaskiqWorkers:
         return type("DrainReceiver", (_Receiver,), members)
 
     async def hold(self) -> None:
-        """Start nothing more: whatever has not started goes back."""
+        """Start nothing more: whatever has not started goes back.
+
+        Raises:
+            Misuse: A receiver of Taskiq's own listens here, which cannot be held.
+        """
         self._open.clear()
         self._shut.set()
+        others = [r for r in doers(Receiver) if not isinstance(r, _Receiver)]
+        if any(receiver.broker is self._broker for receiver in others):
+            raise Misuse(
+                "a receiver of this broker is not of this source: "
+                "give run_receiver_task receiver_cls=workers.receiver"
+            )
 
     def count(self) -> Counts:
         """The messages whose callback has not returned.
