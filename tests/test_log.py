@@ -115,6 +115,22 @@ async def test_a_waiting_drain_names_its_oldest_blockers(
     assert all(line.isprintable() for line in lines)
 
 
+async def test_a_waiting_drain_says_why_a_counter_is_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, NAME)
+    source = ManualSource("engine")
+    release = Release(report_interval=0.1)
+    release.drain.add_source(source)
+    await release.client.begin()
+    await asyncio.sleep(0)
+    source.fail("count", SourceUnavailable("the broker is away"))
+    await asyncio.sleep(0.25)
+    waits = [e for e in events(caplog) if e["event"] == "drain waiting"]
+    assert waits[0]["unknown"] == "engine: the broker is away"
+    await release.client.resume()
+
+
 def test_a_value_cannot_break_its_line(caplog: pytest.LogCaptureFixture) -> None:
     logger().warning("event", path="a\nb\x1b[31m", empty="", words="a b", number=1)
     assert caplog.messages == [

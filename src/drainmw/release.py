@@ -44,7 +44,7 @@ from drainmw.log import logger
 from drainmw.owner import Owner
 from drainmw.ownership import Ownership
 from drainmw.record import LocalRecord, ReleaseRecord
-from drainmw.reporting import Told, blockers, in_words
+from drainmw.reporting import Told, blockers, in_words, troubles
 from drainmw.rollcall import RollCall
 from drainmw.sockets import Socket
 from drainmw.sources.base import Counts, Fed, WorkSource
@@ -679,6 +679,7 @@ class Drain:
                 remaining_ms=report["remainingMs"],
                 **report["inFlight"],
                 blockers=in_words(report["blockers"]),
+                **troubles(report["sources"]),
             )
 
     # Long-lived connections

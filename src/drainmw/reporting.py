@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict
 
-from drainmw.contract import Blocker
+from drainmw.contract import Blocker, SourceReport
 from drainmw.core.ledger import Kind, Ledger, Ticket
 from drainmw.sources.base import Running
 from drainmw.text import printable, shown_path
@@ -44,6 +44,12 @@ def in_words(found: Iterable[Blocker], most: int = 3) -> str:
         what = blocker["method"] or blocker["kind"]
         words.append(f"{what} {blocker['path']} {blocker['ageMs'] / 1000:.1f} s")
     return ", ".join(words)
+
+
+def troubles(sources: Iterable[SourceReport]) -> dict[str, str]:
+    """What keeps sources from an answer, as a fact of a log line; none if nothing."""
+    told = [f"{s['name']}: {s['error']}" for s in sources if s["error"]]
+    return {"unknown": "; ".join(told)} if told else {}
 
 
 def milliseconds(seconds: float) -> int:
