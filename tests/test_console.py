@@ -225,6 +225,8 @@ def test_a_draining_release_is_described_with_all_it_waits_for() -> None:
         sources=[
             _source("tasks", held=True, error=None),
             _source("queue", held=False, error=HOSTILE),
+            _source("clock", held=True, error=None, overdue=2, handed_back=0),
+            _source("rq", held=True, error=None, handed_back=7),
         ],
         warnings=[HOSTILE],
     )
@@ -244,13 +246,23 @@ def test_a_draining_release_is_described_with_all_it_waits_for() -> None:
             "blocker    jobs import 61.2 s",
             "source     tasks held",
             f"source     queue open  {TAMED}",
+            "source     clock held  overdue 2",
+            "source     rq held  handed back 7",
             f"warning    {TAMED}",
         ]
     )
 
 
-def _source(name: str, *, held: bool, error: str | None) -> dict[str, object]:
-    return {"name": name, "held": held, "error": error}
+def _source(
+    name: str,
+    *,
+    held: bool,
+    error: str | None,
+    overdue: int | None = None,
+    handed_back: int | None = None,
+) -> dict[str, object]:
+    told = {"overdue": overdue, "handedBack": handed_back}
+    return {"name": name, "held": held, "error": error, **told}
 
 
 def test_a_failed_release_is_described_with_its_failure() -> None:

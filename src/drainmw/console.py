@@ -8,7 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from drainmw.contract import UNKNOWN_REVISION, Blocker, Report, Status
+from drainmw.contract import (
+    UNKNOWN_REVISION,
+    Blocker,
+    Report,
+    SourceReport,
+    Status,
+)
 from drainmw.reporting import in_words
 from drainmw.text import printable
 
@@ -112,8 +118,18 @@ def describe(report: Report) -> str:
         kind = f"{blocker['kind']} " if blocker["method"] else ""
         lines.append(f"blocker    {kind}{in_words([blocker])}")
     for source in report["sources"]:
-        state = "held" if source["held"] else "open"
-        error = f"  {source['error']}" if source["error"] else ""
-        lines.append(f"source     {source['name']} {state}{error}")
+        lines.append(f"source     {_source(source)}")
     lines += [f"warning    {warning}" for warning in report["warnings"]]
     return "\n".join(map(printable, lines))
+
+
+def _source(source: SourceReport) -> str:
+    """Where it stands, what it told of the hold, and what keeps it from an answer."""
+    parts = [f"{source['name']} {'held' if source['held'] else 'open'}"]
+    if source["overdue"]:
+        parts.append(f"overdue {source['overdue']}")
+    if source["handedBack"]:
+        parts.append(f"handed back {source['handedBack']}")
+    if source["error"]:
+        parts.append(source["error"])
+    return "  ".join(parts)
