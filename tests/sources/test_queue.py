@@ -1148,6 +1148,7 @@ async def test_a_drain_with_a_handoff_reports_what_it_hands_back() -> None:
     report = await release.client.report()
     (told,) = [s for s in report["sources"] if s["name"] == "mail"]
     assert (told["handedBack"], told["jobs"]) == (2, 0)
+    assert (told["running"], report["blockers"]) == ([], [])
     bench.go(1, 2)
     await release.client.resume()
     await bench.queue.when_idle()

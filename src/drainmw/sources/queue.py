@@ -287,11 +287,14 @@ class KeyedQueue:
         self._stay()
 
     def running(self) -> Iterator[Running]:
-        """What runs, oldest first; the first of each key where nothing does."""
+        """What runs, oldest first; the first of each key where nothing does.
+
+        What goes over is not waited for, and is none of them.
+        """
         with self._lock:
-            pieces = list(self._runner.running) or [
-                line.first[0] for line in self._lines if line.first
-            ]
+            pieces = list(self._runner.running)
+            if not pieces and any(self._lines.counts):
+                pieces = [line.first[0] for line in self._lines if line.first]
         return (Running(piece.id, piece.started) for piece in pieces)
 
     # Inside
