@@ -7,7 +7,7 @@ import random
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -277,6 +277,9 @@ def test_a_name_is_taken_once_and_for_a_function() -> None:
     with pytest.raises(Misuse, match="registered as work already"):
         bench.queue.handler("work")(len)
     wrong: Any = 5
+    for no_name in (len, "", None):  # len: as a decorator without its parentheses
+        with pytest.raises(Misuse, match=r'as in @queue\.handler\("resize"\), not by'):
+            bench.queue.handler(cast(Any, no_name))
     with pytest.raises(Misuse, match="handler other must be a function, not 5"):
         bench.queue.handler("other")(wrong)
 

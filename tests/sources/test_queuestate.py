@@ -10,6 +10,7 @@ from drainmw.core.canonical import canonical, loads
 from drainmw.errors import (
     HandlerUnknown,
     IntakeRefused,
+    Misuse,
     ResultElsewhere,
     StateAdapterInvalid,
     WorkStopped,
@@ -507,3 +508,9 @@ async def test_what_has_come_over_is_as_old_as_its_import() -> None:
     await new.state.import_state(value, about())
     [waiting] = new.queue.running()
     assert waiting.started >= before
+
+
+@pytest.mark.parametrize("wrong", ["mail", None, KeyedQueue])
+def test_what_is_no_queue_is_refused(wrong: Any) -> None:
+    with pytest.raises(Misuse, match=r"takes a KeyedQueue, not (str|None|the class K)"):
+        QueueState(wrong)

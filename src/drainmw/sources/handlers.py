@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from drainmw.errors import HandlerUnknown, Misuse
@@ -31,6 +32,20 @@ class Handlers:
         self._by_name[name] = handler
         self._names[handler] = name
         return handler
+
+    def under(self, name: str) -> Callable[[H], H]:
+        """A decorator that registers what it is given under that name.
+
+        Raises:
+            Misuse: It is no name.
+        """
+        given: object = name
+        if not isinstance(given, str) or not given:
+            raise Misuse(
+                f'a handler is registered as in @queue.handler("resize"), '
+                f"not by {given!r}"
+            )
+        return partial(self.add, name)
 
     def named(self, name: str) -> Handler:
         """The one of that name.

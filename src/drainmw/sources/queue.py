@@ -92,9 +92,9 @@ class KeyedQueue:
         """Register a handler, so that its work can go over: `@queue.handler("x")`.
 
         Raises:
-            Misuse: The name is taken.
+            Misuse: The name is taken, or there is none.
         """
-        return partial(self._handlers.add, name)
+        return self._handlers.under(name)
 
     def run(
         self,
@@ -287,10 +287,7 @@ class KeyedQueue:
         self._stay()
 
     def running(self) -> Iterator[Running]:
-        """What runs, oldest first; the first of each key where nothing does.
-
-        What goes over is not waited for, and is none of them.
-        """
+        """What is waited for, oldest first: what runs, else the first of each key."""
         with self._lock:
             pieces = list(self._runner.running)
             if not pieces and any(self._lines.counts):

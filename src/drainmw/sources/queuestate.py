@@ -9,10 +9,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from drainmw.contract import STATE_BYTES_MAXIMUM
+from drainmw.errors import Misuse
 from drainmw.sources.crossing import Load
 from drainmw.sources.pieces import Body, Lane
 from drainmw.sources.queue import KeyedQueue
 from drainmw.state import ExportPhase, ImportContext, check
+from drainmw.text import kind_of
 
 ENVELOPE = 2048  # bytes of an envelope around the work, at most
 
@@ -64,8 +66,11 @@ class QueueState:
         for `maximum_bytes` ends in the old release, whose `workers` share them.
 
         Raises:
+            Misuse: It is no queue.
             StateAdapterInvalid: The protocol or the maximum is not in its form.
         """
+        if not isinstance(queue, KeyedQueue):
+            raise Misuse(f"QueueState takes a KeyedQueue, not {kind_of(queue)}")
         self.protocol = protocol or f"queue/{queue.name}"
         self.maximum_bytes = maximum_bytes
         check(self)
