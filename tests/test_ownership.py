@@ -607,6 +607,15 @@ def test_a_name_that_a_source_has_is_refused() -> None:
         drain.own("reports")
 
 
+async def test_a_store_that_is_away_from_the_start_stands_in_the_report() -> None:
+    drain = new_drain(ownership="redis://127.0.0.1:1", app="shop")
+    owner = drain.own("reports")
+    async with owning(drain):
+        await until(lambda: owner.trouble is not None)
+        (warning,) = (await drain.report())["warnings"]
+    assert warning.startswith("schedules of reports stand still: redis://127.0.0.1:1")
+
+
 def test_a_place_across_hosts_needs_a_name_of_the_app() -> None:
     drain = new_drain(ownership="redis://user:s3cret@host")
     with pytest.raises(SettingsError, match=r"set DRAINMW_APP") as refused:

@@ -239,6 +239,8 @@ class Ownership:
                 return
             except OwnershipUnavailable as exc:
                 self._note(exc)
+                for owner in self._owners.values():
+                    owner.trouble = str(exc)
             await asyncio.sleep(BEAT)
 
     async def _leave_closed_loop(self) -> None:
