@@ -147,32 +147,74 @@ async def test_a_tick_under_an_old_generation_is_refused_by_the_store(
     assert (remote.running, remote.place.lease.last) == ([], {})
 
 
-async def test_a_store_that_was_emptied_goes_on_from_what_is_known(
+async def test_a_store_that_was_emptied_is_told_by_its_owner(remote: Scene) -> None:
+    await remote.blue.look()
+    assert await remote.blue.fires(5)
+    remote.place.lease = Lease()
+    assert await remote.blue.look()
+    assert remote.blue.owner.generation == 1
+    assert not await remote.blue.fires(5)
+    assert await remote.blue.fires(6)
+
+
+async def test_an_emptied_store_is_not_taken_from_an_owner_that_lives(
+    remote: Scene,
+) -> None:
+    """Who waits has looked before the last tick was claimed, and knows less."""
+    await remote.blue.look()
+    await remote.green.look()
+    assert await remote.blue.fires(5)
+    remote.place.lease = Lease()
+    assert not await remote.green.look()
+    assert await remote.blue.look()
+    remote.clock.advance(LASTS - 1)
+    assert not await remote.green.look()
+    await remote.blue.owner.give_up()
+    assert await remote.green.look()
+    assert not await remote.green.fires(5)
+
+
+async def test_an_emptied_store_is_taken_over_where_its_owner_is_silent(
+    remote: Scene,
+) -> None:
+    await remote.blue.look()
+    await remote.green.look()
+    remote.place.lease = Lease()
+    assert not await remote.green.look()
+    remote.clock.advance(LASTS)
+    assert await remote.green.look()
+    assert not await remote.blue.look()
+    assert remote.green.owner.generation == 2
+
+
+async def test_an_owner_that_was_silent_for_too_long_reminds_of_ticks_alone(
     remote: Scene,
 ) -> None:
     await remote.blue.look()
     assert await remote.blue.fires(5)
+    remote.clock.advance(LASTS * TRUST)
     remote.place.lease = Lease()
-    await remote.blue.look()
+    assert not await remote.blue.look()
+    assert not await remote.blue.look()
+    remote.clock.advance(LASTS)
     assert await remote.blue.look()
     assert remote.blue.owner.generation == 2
     assert not await remote.blue.fires(5)
-    assert await remote.blue.fires(6)
 
 
 async def test_what_is_known_of_before_outlives_another_owner_of_an_emptied_store(
     remote: Scene,
 ) -> None:
+    """Who starts on an emptied store knows nothing, and is corrected."""
     remote.place.lease = Lease(generation=6)
     await remote.blue.look()
     assert await remote.blue.fires(5)
     remote.place.lease = Lease()
-    await remote.green.look()
-    await remote.blue.look()
-    assert not await remote.blue.look()
-    await remote.green.owner.give_up()
+    assert await remote.green.look()
     assert await remote.blue.look()
-    assert remote.blue.owner.generation == 8
+    assert not await remote.green.look()
+    assert remote.blue.owner.generation == 7
+    assert not await remote.green.fires(5)
     assert not await remote.blue.fires(5)
 
 

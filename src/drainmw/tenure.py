@@ -171,6 +171,9 @@ class Tenure:
             written = dict(self.unwritten)
 
             def whole(lease: Lease) -> tuple[T, list[Tick], Lease]:
+                if (known := self._known) is not None:
+                    holds = self._is_held_as(known)
+                    lease.recall(known, self._home.instance, holds=holds)
                 interrupted = lease.settle(written)
                 return act(lease), interrupted, lease
 
@@ -183,10 +186,16 @@ class Tenure:
         self._tell(interrupted)
         return answer
 
+    def _is_held_as(self, known: Lease) -> bool:
+        """Whether nobody can have taken it since, as far as time tells of death."""
+        in_time = self._home.clock() < self._until
+        may_forget = self._home.store.lasts is not None
+        return may_forget and in_time and self.generation == known.generation
+
     def _take(self, lease: Lease) -> tuple[int, list[Tick]] | None:
         try:
             dead = self._is_dead(lease)
-            found = lease.take(self._home.instance, dead=dead, known=self._known)
+            found = lease.take(self._home.instance, dead=dead)
         except LeaseHeld:
             return None
         return lease.generation, found

@@ -81,15 +81,69 @@ def test_a_generation_of_before_is_refused_to_the_same_holder_too() -> None:
     assert lease.claim(tick(5, generation=2))
 
 
-def test_a_store_that_has_lost_its_memory_is_told_by_who_lives() -> None:
+def remembered() -> Lease:
+    """What blue has seen last, when it held the lease and a tick ran."""
     known = taken()
     known.generation = 7
-    known.last["x"] = 5
+    known.claim(tick(5, generation=7))
+    return known
+
+
+def test_a_store_that_has_lost_its_memory_is_told_by_who_holds_it() -> None:
     lease = Lease()
-    lease.take(BLUE, known=known)
+    lease.recall(remembered(), BLUE, holds=True)
+    lease.renew(BLUE, 7)
+    assert not lease.claim(tick(4, generation=7))
+    assert lease.running == [tick(5, generation=7)]
+    assert lease.claim(tick(6, generation=7))
+
+
+def test_what_was_forgotten_is_not_taken_before_its_holder_could_tell() -> None:
+    lease, known = Lease(), remembered()
+    lease.recall(known, GREEN, holds=False)
+    with pytest.raises(LeaseHeld):
+        lease.take(GREEN)
+    lease.recall(known, BLUE, holds=False)  # it relies on it no more
+    with pytest.raises(LeaseLost):
+        lease.check(BLUE, 7)
+    with pytest.raises(LeaseHeld):
+        lease.take(BLUE)
+    lease.take(GREEN, dead=True)
     assert lease.generation == 8
-    assert not lease.claim(tick(5, generation=8))
-    assert lease.claim(tick(6, generation=8))
+    assert not lease.claim(tick(5, generation=8, by=GREEN))
+
+
+def test_whoever_knows_less_is_corrected_by_the_holder() -> None:
+    lease, known = Lease(), remembered()
+    less = Lease.restored(known.snapshot())
+    less.last["x"] = 3
+    lease.recall(less, GREEN, holds=False)
+    lease.recall(known, BLUE, holds=True)
+    lease.check(BLUE, 7)
+    assert lease.last == {"x": 5}
+
+
+def test_an_older_state_of_the_same_holder_is_corrected_by_it() -> None:
+    known = remembered()
+    older = Lease.restored(known.snapshot())
+    older.last["x"] = 3
+    older.running.clear()
+    older.recall(known, BLUE, holds=True)
+    assert (older.last, older.running) == (known.last, known.running)
+
+
+def test_who_was_overtaken_reminds_nobody() -> None:
+    lease = Lease(generation=8, holder=GREEN)
+    lease.recall(remembered(), BLUE, holds=True)
+    assert lease == Lease(generation=8, holder=GREEN)
+
+
+def test_what_was_noted_as_interrupted_is_not_noted_again() -> None:
+    known = remembered()
+    lease = Lease.restored(known.snapshot())
+    lease.settle({tick(5, generation=7): Outcome.INTERRUPTED})
+    lease.recall(known, BLUE, holds=True)
+    assert (lease.running, lease.interruptions) == ([], 1)
 
 
 def test_a_store_that_remembers_is_not_told_of_what_was_withdrawn() -> None:
@@ -97,8 +151,10 @@ def test_a_store_that_remembers_is_not_told_of_what_was_withdrawn() -> None:
     lease.claim(tick(5))
     known = Lease.restored(lease.snapshot())
     lease.settle({tick(5): Outcome.UNSTARTED})
+    lease.recall(known, GREEN, holds=False)
     lease.give_up(BLUE, 1)
-    lease.take(GREEN, known=known)
+    lease.recall(known, GREEN, holds=False)
+    lease.take(GREEN)
     assert lease.claim(tick(5, generation=2, by=GREEN))
 
 

@@ -28,6 +28,8 @@ FORMAT = 1
 KEPT = 86_400_000  # milliseconds for which the last tick of a schedule is remembered
 CROWDED = 1000  # schedules with a tick in that time
 INTERRUPTED_MAXIMUM = 20
+FORGOTTEN = "?"
+"""The holder in a store that has lost its memory, until who holds it says so."""
 
 
 class Outcome(StrEnum):
@@ -71,21 +73,16 @@ class Lease:
 
     # The holder
 
-    def take(
-        self, instance: str, *, dead: bool = False, known: Lease | None = None
-    ) -> list[Tick]:
+    def take(self, instance: str, *, dead: bool = False) -> list[Tick]:
         """Hold it under a new generation; gives what its dead holder was at.
 
-        `dead` says that whoever holds it has died. `known` is what this process
-        has seen last: a store that has lost its memory is told.
+        `dead` says that whoever holds it has died.
 
         Raises:
             LeaseHeld: Its holder may live.
         """
         if self.holder not in (None, instance) and not dead:
             raise LeaseHeld(str(self.holder))
-        if known is not None and self.generation < known.generation:
-            self._remember(known)
         lost = {self.holder} - {None, instance}
         interrupted = self._interrupt([t for t in self.running if t.instance in lost])
         self.generation += 1
@@ -119,6 +116,29 @@ class Lease:
         """
         self.check(instance, generation)
         self.holder = None
+
+    # Whoever has seen it
+
+    def recall(self, known: Lease, instance: str, *, holds: bool) -> None:
+        """Tell a store that has lost its memory what that instance has seen last.
+
+        `holds` says that it relies on the lease under that generation: then it goes
+        on. Else the holder is `FORGOTTEN` and may live, so that nobody takes the
+        lease before all have told what they know of ticks.
+        """
+        if self.generation > known.generation:
+            return
+        if self.generation < known.generation:
+            self.generation, self.holder = known.generation, FORGOTTEN
+        if holds and self.holder == FORGOTTEN:
+            self.holder = instance
+        elif self.holder != (instance if holds else FORGOTTEN):
+            return
+        for schedule, due in known.last.items():
+            self.last[schedule] = max(due, self.last.get(schedule, due))
+        noted = [*self.running, *self.interrupted]
+        own = [tick for tick in known.running if tick.instance == instance]
+        self.running += [tick for tick in own if tick not in noted]
 
     # The ticks
 
@@ -204,11 +224,6 @@ class Lease:
         return cls(**whole)
 
     # Inside
-
-    def _remember(self, known: Lease) -> None:
-        self.generation = known.generation
-        for schedule, due in known.last.items():
-            self.last[schedule] = max(due, self.last.get(schedule, due))
 
     def _forgotten(self, tick: Tick) -> int:
         """Up to when a schedule that is not remembered may have been fired."""
