@@ -40,7 +40,7 @@ class SharedStore:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.lasts = place.lasts
-        self.fails: OwnershipUnavailable | None = None
+        self.fails: BaseException | None = None
         self.forgets_to_answer = False
         """The write is done, and the answer lost."""
         self.is_open = asyncio.Event()

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from drainmw.errors import Misuse
-from drainmw.flag import Flag, Pulse
+from drainmw.errors import Misuse, SourceError
+from drainmw.flag import Flag, Pulse, own_cancellation_only
 from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
@@ -136,3 +136,22 @@ async def test_each_who_waits_until_something_looks_after_every_beat() -> None:
     seen.append(2)
     pulse.beat()
     await asyncio.wait_for(second, 1)
+
+
+async def test_a_cancellation_of_what_is_waited_for_is_a_failure() -> None:
+    waited = asyncio.get_running_loop().create_future()
+    waited.cancel()
+    with pytest.raises(SourceError), own_cancellation_only():
+        await waited
+
+
+async def test_a_cancellation_of_who_waits_is_one() -> None:
+    async def wait() -> None:
+        with own_cancellation_only():
+            await asyncio.get_running_loop().create_future()
+
+    task = asyncio.ensure_future(wait())
+    await calm()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

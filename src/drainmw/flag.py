@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 
-from drainmw.errors import Misuse
+from drainmw.errors import Misuse, SourceError
 
 
 class Flag:
@@ -136,6 +137,23 @@ def loop_for(what: str) -> asyncio.AbstractEventLoop:
             "or from another thread by loop.call_soon_threadsafe"
         )
     return loop
+
+
+@contextlib.contextmanager
+def own_cancellation_only() -> Iterator[None]:
+    """Within it only a cancellation of the running task is one.
+
+    Raises:
+        SourceError: Something that was waited for was cancelled, which is a failure
+            like any other.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise SourceError("CancelledError") from None
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -215,12 +215,15 @@ async def test_a_tick_that_takes_long_delays_the_next_and_loses_none(
     assert due(scene) == [10, 20, 30]
 
 
+@pytest.mark.parametrize("error", [ValueError("no luck"), asyncio.CancelledError()])
 async def test_a_tick_that_fails_is_logged_and_the_next_is_fired(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    error: BaseException, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also one that has waited for what somebody else has cancelled."""
+
     async def fails(moment: datetime) -> None:
         await scene.act("x")(moment)
-        raise ValueError("no luck")
+        raise error
 
     scene.blue[1].every(10, name="x")(fails)
     await scene.blue[0].look()
@@ -231,7 +234,7 @@ async def test_a_tick_that_fails_is_logged_and_the_next_is_fired(
         await some_time()
     failed = [r.getMessage() for r in caplog.records if "tick failed" in r.getMessage()]
     assert len(failed) == 2
-    assert "no luck" in failed[0]
+    assert (str(error) or "CancelledError") in failed[0]
     assert scene.place.lease.running == []
 
 
@@ -248,6 +251,24 @@ async def test_a_store_that_is_away_delays_and_loses_nothing(scene: Scene) -> No
         home.shared.fails = None
         await scene.until(lambda: len(scene.fired) == 2)
     assert due(scene) == [10, 20]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), asyncio.CancelledError()])
+async def test_a_store_that_fails_oddly_ends_no_schedule(
+    error: BaseException, scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.blue[1].every(10, name="x")(scene.act("blue"))
+    home = scene.blue[0]
+    await home.look()
+    async with running(scene.blue):
+        await some_time()
+        home.shared.fails = error
+        scene.wall.advance(10)
+        await some_time()
+        assert "tick failed" in caplog.text
+        home.shared.fails = None
+        await scene.until(lambda: len(scene.fired) == 1)
+    assert due(scene) == [10]
 
 
 async def test_a_refused_tick_is_not_asked_for_without_a_pause(scene: Scene) -> None:

@@ -139,6 +139,28 @@ async def test_an_engine_that_does_not_answer_is_asked_again(
                 await asyncio.sleep(0.005)
 
 
+async def test_an_engine_that_was_cancelled_is_asked_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or nobody would hold it once it is another's."""
+    monkeypatch.setattr(module, "AGAIN", 0.01)
+    await scene.blue.look()
+    async with followed(scene):
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.engines[0], "hold", is_cancelled)
+            scene.blue.shared.die()
+            await scene.green.look()
+            await scene.blue.look()
+            await calm()
+        async with asyncio.timeout(2):
+            while not scene.held[0]:  # noqa: ASYNC110  # no event tells it
+                await asyncio.sleep(0.005)
+
+
+async def is_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
 async def test_it_tells_what_the_engine_tells(scene: Scene) -> None:
     engine, source = scene.engines[0], scene.owned[0]
     assert isinstance(source, WorkSource)

@@ -29,7 +29,8 @@ from drainmw.core.timetable import (
     next_due,
     overdue,
 )
-from drainmw.errors import LeaseCrowded, Misuse
+from drainmw.errors import Misuse
+from drainmw.flag import own_cancellation_only
 from drainmw.log import logger
 from drainmw.text import failure_text, kind_of
 
@@ -130,8 +131,9 @@ class Clock:
         while True:
             await self._owner.gained
             try:
-                pause = await self._step(schedule)
-            except LeaseCrowded as exc:
+                with own_cancellation_only():
+                    pause = await self._step(schedule)
+            except Exception as exc:  # who ends here leaves its schedule to nobody
                 _log_failed(schedule, exc)
                 pause = LOOK
             if pause is None:
@@ -182,7 +184,8 @@ class Clock:
                 return False
             schedule.last = due
             try:
-                await schedule.act(moment(due))
+                with own_cancellation_only():
+                    await schedule.act(moment(due))
             except Exception as exc:
                 _log_failed(schedule, exc, due=moment(due).isoformat())
         return True

@@ -18,10 +18,9 @@ from drainmw.errors import (
     CountersInvalid,
     CountersUnknown,
     Misuse,
-    SourceError,
     SourceUnavailable,
 )
-from drainmw.flag import Flag
+from drainmw.flag import Flag, own_cancellation_only
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
 from drainmw.sources.feeding import feeder
@@ -256,15 +255,10 @@ class Holds:
         pause = RETRY_FIRST
         while True:
             try:
-                await _awaitable(entry, ask)
+                with own_cancellation_only():
+                    await _awaitable(entry, ask)
             except SourceUnavailable as exc:
                 self._note(entry, exc)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                # Something that the source waited for was cancelled, not we.
-                raise SourceError("CancelledError") from None
             except Exception as exc:
                 self._note(entry, exc)
                 raise

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from drainmw.errors import Misuse
+from drainmw.flag import own_cancellation_only
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running, WorkSource
 from drainmw.sources.holds import running_of
@@ -114,7 +115,8 @@ class Owned:
         while True:
             mine = self._owner.is_mine
             try:
-                await self._apply(anew=anew)
+                with own_cancellation_only():
+                    await self._apply(anew=anew)
                 anew = False
             except Exception as exc:
                 error = failure_text(exc)
