@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
@@ -338,6 +338,32 @@ async def test_a_tick_that_is_cut_by_a_stop_is_told(
         await asyncio.wait_for(begun.wait(), 2)
     (told,) = events(caplog, "tick interrupted")
     assert told["schedule"] == "once"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["ends", "goes on"])
+async def test_a_tick_that_takes_no_notice_of_a_stop_does_not_keep_it(
+    again: bool,
+    runtime: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STOP_PATIENCE", 0.1)
+    drain = new_drain(app="shop", runtime_dir=runtime)
+    clock, begun, go = Clock(drain.own()), asyncio.Event(), asyncio.Event()
+
+    @clock.every(0.001)
+    async def stubborn(due: datetime) -> None:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if again:
+            await go.wait()
+
+    async with asyncio.timeout(5), owning(drain):
+        await begun.wait()
+    told = events(caplog, "schedules not stopped")
+    assert [fact["count"] for fact in told] == ([1] if again else [])
+    go.set()
 
 
 async def test_a_store_that_fails_stops_no_shutdown(

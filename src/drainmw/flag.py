@@ -150,10 +150,15 @@ def own_cancellation_only() -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if is_cancelled():
             raise
         raise SourceError("CancelledError") from None
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was cancelled, also where it took no notice."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

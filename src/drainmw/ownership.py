@@ -378,7 +378,9 @@ def _opened(extra: str) -> Callable[[str, str], Store]:
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-    await asyncio.wait(tasks)
+    _, late = await asyncio.wait(tasks, timeout=STOP_PATIENCE)
+    if late:
+        logger().warning("schedules not stopped", count=len(late))
 
 
 def _watched(future: asyncio.Future[T]) -> asyncio.Future[T]:

@@ -30,7 +30,7 @@ from drainmw.core.timetable import (
     overdue,
 )
 from drainmw.errors import Misuse
-from drainmw.flag import own_cancellation_only
+from drainmw.flag import is_cancelled, own_cancellation_only
 from drainmw.log import logger
 from drainmw.text import failure_text, kind_of
 
@@ -128,7 +128,7 @@ class Clock:
     # One schedule
 
     async def _run(self, schedule: _Schedule) -> None:
-        while True:
+        while not is_cancelled():  # also where an act took no notice of it
             await self._owner.gained
             try:
                 with own_cancellation_only():
