@@ -262,6 +262,23 @@ async def test_ticks_of_several_schedules_run_side_by_side(scene: Scene) -> None
         assert owner.count() == Counts(schedules=2)
 
 
+async def test_a_tick_may_be_left_in_another_context(scene: Scene) -> None:
+    """As where a generator is closed by another task than the one that ran it."""
+    await scene.blue.look()
+    firing = scene.blue.owner.tick(10)
+
+    async def enter() -> bool:
+        return await firing.__aenter__()
+
+    async def leave() -> None:
+        await firing.__aexit__(None, None, None)
+
+    assert await asyncio.create_task(enter())
+    await asyncio.create_task(leave())
+    assert scene.blue.owner.count() == (0, 0)
+    assert scene.running == []
+
+
 async def test_a_tick_that_raises_has_ended(scene: Scene) -> None:
     await scene.blue.look()
     with pytest.raises(ValueError, match="mine"):
@@ -462,6 +479,25 @@ async def test_a_tick_that_was_being_claimed_at_the_begin_goes_to_the_next(
     await scene.green.look()
     assert await scene.green.fires(5)
     assert scene.interrupted == []
+
+
+async def test_a_hold_returns_though_somebody_waits_for_the_ticks_to_end(
+    scene: Scene,
+) -> None:
+    home = scene.blue
+    await home.look()
+    async with home.owner.tick(10):
+        home.shared.is_open.clear()
+        claim = asyncio.ensure_future(home.fires(20))
+        await calm()
+        settled = asyncio.ensure_future(home.owner.settled())
+        held = asyncio.ensure_future(home.owner.hold())
+        await calm()
+        home.shared.is_open.set()
+        assert not await claim
+        await asyncio.wait_for(held, 1)
+        assert not settled.done()
+    await asyncio.wait_for(settled, 1)
 
 
 async def test_what_is_being_claimed_is_given_back_before_the_lease_is(

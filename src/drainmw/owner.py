@@ -9,6 +9,7 @@ is given back, to be fired by whoever owns next.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from types import TracebackType
 from drainmw.core.lease import Outcome, Tick
 from drainmw.core.timetable import due_ms, moment
 from drainmw.errors import LeaseLost, OwnershipUnavailable
-from drainmw.flag import Flag
+from drainmw.flag import Flag, Pulse
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.feeding import Work, current
@@ -53,7 +54,7 @@ class Owner:
         self._here: dict[Tick, float] = {}
         """Being claimed, or running; since when."""
         self._claims = 0
-        self._changed = Flag()
+        self._changed = Pulse()
 
     def __repr__(self) -> str:
         return f"<Owner {self.name}, {'mine' if self.is_mine else 'not mine'}>"
@@ -110,7 +111,7 @@ class Owner:
         """Fire nothing more. What is being claimed runs, or is given back."""
         self._held = True
         self.refresh()
-        await self._until_changed(lambda: not self._claims)
+        await self._changed.until(lambda: not self._claims)
 
     def count(self) -> Counts:
         """The ticks that run here."""
@@ -118,7 +119,7 @@ class Owner:
 
     async def settled(self) -> None:
         """Return when none does."""
-        await self._until_changed(lambda: not self._here)
+        await self._changed.until(lambda: not self._here)
 
     async def release(self) -> None:
         """Fire again, where it is ours."""
@@ -247,7 +248,7 @@ class Owner:
         finally:
             if not begins:
                 self._here.pop(tick, None)
-            self._changed.set()
+            self._changed.beat()
         return tick if begins else None
 
     async def _granted(self, claim: _Claim) -> bool:
@@ -272,7 +273,7 @@ class Owner:
             self._note(exc)
         finally:
             self._claims -= 1
-            self._changed.set()
+            self._changed.beat()
         return False
 
     async def _end(self, tick: Tick, outcome: Outcome) -> None:
@@ -284,13 +285,7 @@ class Owner:
             self._note(exc)
         finally:
             self._here.pop(tick, None)
-            self._changed.set()
-
-    async def _until_changed(self, met: Callable[[], bool]) -> None:
-        while not met():
-            self._changed.clear()
-            if not met():
-                await self._changed
+            self._changed.beat()
 
 
 @dataclass(slots=True)
@@ -327,7 +322,8 @@ class Firing:
         """A tick that fails has ended; one that is cancelled is interrupted."""
         if self._tick is None:
             return
-        current.reset(self._token)
+        with contextlib.suppress(ValueError):  # it is left in another context
+            current.reset(self._token)
         self._work.over()
         cut = exc_type is not None and not issubclass(exc_type, Exception)
         outcome = Outcome.INTERRUPTED if cut else Outcome.ENDED
