@@ -82,6 +82,34 @@ def test_what_another_release_has_run_is_known_but_not_how_it_ended() -> None:
     assert (ids.knows("old"), ids.find("own")) == (False, DONE)
 
 
+def test_of_what_another_release_has_run_the_last_is_known_longest() -> None:
+    ids = Ids(remembers=3)
+    ids.inherit(["old 4", "old 3", "old 2", "old 1"])
+    assert list(ids.ended()) == ["old 4", "old 3", "old 2"]
+    one = piece("own")
+    ids.enter(one)
+    ids.end(one, DONE)
+    assert list(ids.ended()) == ["own", "old 4", "old 3"]
+
+
+def test_what_was_run_here_is_not_forgotten_for_what_is_inherited() -> None:
+    ids = Ids(remembers=2)
+    one = piece("own")
+    ids.enter(one)
+    ids.end(one, DONE)
+    assert ids.inherit(["old 2", "old 1"]) == ["old 2"]
+    assert ids.knows("own")
+
+
+def test_what_was_disinherited_takes_no_room() -> None:
+    ids = Ids(remembers=2)
+    for _ in range(3):
+        assert ids.inherit(["2", "1"]) == ["2", "1"]
+        ids.disinherit(["2", "1"])
+    assert ids.inherit(["4", "3"]) == ["4", "3"]
+    assert list(ids.ended()) == ["4", "3"]
+
+
 def test_no_two_processes_give_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork has the same numbers ahead of it as the process that it came from."""
     ids = Ids(remembers=9)

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count, islice
 
 from drainmw.errors import Misuse
 from drainmw.sources.pieces import SUCCESSOR, Outcome, Piece
@@ -59,17 +59,21 @@ class Ids:
                 self._remember(id, outcome)
 
     def inherit(self, ids: Iterable[str]) -> list[str]:
-        """The previous release has run these; gives those that are new."""
-        new = [id for id in ids if not self.knows(id)]
-        for id in new:
-            self._remember(id, None)
+        """The previous release has run these, the last as the first, and all of them
+        before what was run here; gives those that are new, as many as are remembered.
+        """
+        room = max(0, self._remembers - len(self._forgettable))
+        new = list(islice((id for id in ids if not self.knows(id)), room))
+        self._ended = dict.fromkeys(reversed(new)) | self._ended
+        self._forgettable.extendleft(new)
         return new
 
     def disinherit(self, ids: Iterable[str]) -> None:
         """Forget what was inherited."""
-        for id in ids:
-            if id in self._ended and self._ended[id] is None:
-                del self._ended[id]
+        gone = {id for id in ids if self._ended.get(id, self) is None}
+        for id in gone:
+            del self._ended[id]
+        self._forgettable = deque(id for id in self._forgettable if id not in gone)
 
     def ended(self) -> Iterator[str]:
         """Those that have been run, the last as the first."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -99,7 +100,7 @@ class QueueState:
     def combine(self, parts: Sequence[tuple[str, Any]]) -> tuple[str, Any]:
         """One state of several workers, one behind the other, each id once."""
         values = [value for _, value in parts]
-        ended = list(dict.fromkeys(id for value in values for id in value["ended"]))
+        ended = list(dict.fromkeys(_in_turn([value["ended"] for value in values])))
         known = set(ended)
         pieces: list[Body] = []
         for piece in (piece for value in values for piece in value["pieces"]):
@@ -138,6 +139,12 @@ def _exported(load: Load) -> tuple[str, Any]:
     cursor = f"withdrawn-{len(load.pieces) - parked}.parked-{parked}"
     value = {"pieces": load.pieces, "paused": load.paused, "ended": load.ended}
     return cursor, value
+
+
+def _in_turn(lists: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The first of each, then the second: the next release may not keep all."""
+    for row in zip_longest(*lists):
+        yield from (id for id in row if id is not None)
 
 
 def _is_ours(key: str, context: ImportContext) -> bool:
