@@ -1,5 +1,8 @@
 """One piece of keyed work: what of it goes over, and under which id."""
 
+from collections.abc import Iterator
+from enum import StrEnum
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -46,15 +49,59 @@ def test_a_successor_that_has_not_started_keeps_its_id() -> None:
     assert one.ids == ("7~1", "7")
 
 
+class Level(StrEnum):
+    HIGH = "high"
+
+
+class Odd(list[int]):
+    """As an array of a library, which is no truth when it is compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("which of them?")
+
+    __hash__ = None
+
+
+class Sly(dict[str, int]):
+    def __iter__(self) -> Iterator[str]:
+        raise OSError("not to be read")
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "argument",
-    [(1, 2), {1: 2}, {1}, object(), float("nan"), 2**53, b"x", [[(1,)]]],
-    ids=["tuple", "int name", "set", "object", "nan", "big", "bytes", "inner tuple"],
+    [
+        *((1, 2), {1: 2}, {1}, object(), float("nan"), 2**53, b"x", [[(1,)]]),
+        *(Level.HIGH, {Level.HIGH: 1}, HTTPStatus.OK, Odd([1]), Sly(a=1)),
+        *("\ud83d\ude00", deep(10_000), 10**5000),
+    ],
+    ids=[
+        *("tuple", "int name", "set", "object", "nan", "big", "bytes", "inner tuple"),
+        *("enum", "enum name", "status", "odd", "sly", "pair", "deep", "huge"),
+    ],
 )
 def test_what_json_would_change_keeps_the_piece_here(argument: Any) -> None:
     one = piece("7", args=(argument,))
     one.freeze()
     assert one.body is None
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [None, True, 0, 1.5, 1.0, -0.0, 1e22, "é", [], {}, [1, {"a": [None, "\ud800"]}]],
+    ids=str,
+)
+def test_what_json_leaves_as_it_is_goes_over(argument: Any) -> None:
+    one = piece("7", args=(argument,))
+    one.freeze()
+    assert one.body is not None
+    assert one.body["args"] == [argument]
 
 
 def test_a_handler_without_a_name_keeps_the_piece_here() -> None:
