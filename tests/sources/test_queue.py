@@ -131,15 +131,23 @@ async def test_a_handler_may_be_one_that_has_no_hash() -> None:
     assert await KeyedQueue().run("a", Odd()) == "odd"
 
 
-async def test_what_fails_fails_its_caller_and_the_next_goes_on() -> None:
+class Falsy(Exception):
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", [LookupError, Falsy, GeneratorExit, BaseException])
+async def test_what_fails_fails_its_caller_and_the_next_goes_on(
+    kind: type[BaseException],
+) -> None:
     queue = KeyedQueue()
 
     async def fails() -> None:
-        raise LookupError("no")
+        raise kind("no")
 
     failed, fine = queue.run("a", fails), queue.run("a", lambda: "fine")
-    with pytest.raises(LookupError):
-        await failed
+    with pytest.raises(kind):
+        await asyncio.wait_for(failed, 1)
     assert await fine == "fine"
     assert queue.count().jobs == 0
 

@@ -68,7 +68,7 @@ class Runner:
             if task.cancelling() and _is_ending(piece.loop):
                 self._loop_ends(piece.loop)
             outcome = Outcome(is_cancelled=True)
-        elif failure := task.exception():
+        elif (failure := task.exception()) is not None:
             outcome = Outcome(failure=failure)
         else:
             outcome = Outcome(task.result())
