@@ -1063,6 +1063,46 @@ def test_what_was_accepted_in_a_loop_that_is_gone_goes_on_in_another() -> None:
     assert bench.begun == [1]
 
 
+def test_what_is_on_its_way_to_a_loop_that_is_closed_goes_on_in_another() -> None:
+    bench, other = Bench(), asyncio.new_event_loop()
+
+    async def accepts() -> None:
+        bench.queue.pause()
+        bench.run("a", 1)
+        bench.run("a", 2)
+
+    async def goes_on() -> None:
+        bench.go(1, 2)
+        idle = asyncio.ensure_future(bench.queue.when_idle())
+        await calm()
+        bench.queue.resume()  # that loop has stopped, and may run again
+        await calm()
+        assert bench.begun == []
+        other.close()
+        await asyncio.wait_for(idle, 1)
+
+    other.run_until_complete(accepts())
+    asyncio.run(goes_on())
+    assert bench.begun == [1, 2]
+
+
+def test_what_another_thread_could_not_start_is_started_by_who_waits_for_it() -> None:
+    bench = Bench()
+
+    async def accepts() -> None:
+        bench.queue.pause()
+        bench.run("a", 1)
+
+    async def goes_on() -> None:
+        bench.go(1)
+        await asyncio.wait_for(bench.queue.when_idle(), 1)
+
+    asyncio.run(accepts())
+    bench.queue.resume()
+    asyncio.run(goes_on())
+    assert bench.begun == [1]
+
+
 # With a drain
 
 

@@ -34,8 +34,8 @@ from drainmw.sources.feeding import Feeders, depth, feeder
 from drainmw.sources.handlers import H, Handler, Handlers
 from drainmw.sources.ids import Ids, checked
 from drainmw.sources.lines import CHASES, Lines
-from drainmw.sources.pieces import LEAVING, Lane, Outcome, Parked, Piece
-from drainmw.sources.runner import Current, Runner, deliver, publish, refuse
+from drainmw.sources.pieces import Lane, Outcome, Parked, Piece
+from drainmw.sources.runner import Current, Runner, join, publish, refuse
 from drainmw.sources.snapshot import Snapshot
 
 REMEMBERS = 10_000
@@ -69,7 +69,9 @@ class KeyedQueue:
         self._lines = Lines()
         self._ids = Ids(remembers)
         self._handlers = Handlers()
-        self._runner = Runner(clock, ended=self._ended, loop_ends=self._loop_ends)
+        self._runner = Runner(
+            clock, ended=self._ended, loop_ends=self._loop_ends, lost=self._lost
+        )
         self._overruns = 0
         self._overrun_by = ""
         self._intake_paused = False
@@ -141,7 +143,7 @@ class KeyedQueue:
         try:
             with self._lock:
                 if self._ids.knows(piece.id):
-                    self._join(future, piece.id)
+                    join(future, piece.id, self._ids.find(piece.id))
                 else:
                     self._accept(piece)
                     piece.futures.append(future)
@@ -190,6 +192,8 @@ class KeyedQueue:
             beat = self._changed.count
             if self._is_idle(key):
                 return
+            if self._lines.starting:  # by somebody who had no loop
+                self._carry_on()
             if self._overruns != overruns:
                 raise NotConverging(self.name, self._overrun_by)
             await self._changed.after(beat)
@@ -304,16 +308,6 @@ class KeyedQueue:
             return "held"
         return "paused" if self._intake_paused else "open"
 
-    def _join(self, future: asyncio.Future[Any], id: str) -> None:
-        """The result of a piece that is known already."""
-        found = self._ids.find(id)
-        if not isinstance(found, Piece):
-            deliver(future, found or ResultElsewhere(id, "previous"))
-        elif found.place in LEAVING:
-            deliver(future, ResultElsewhere(id, "next"))
-        else:
-            found.futures.append(future)
-
     def _accept(self, piece: Piece) -> None:
         self._check_intake(piece)
         piece.depth = depth(self._intake != "open")
@@ -366,6 +360,12 @@ class KeyedQueue:
             publish(piece, outcome)
         self._carry_on()
 
+    def _lost(self, piece: Piece) -> None:
+        """Its loop was closed before it was called."""
+        with self._lock:
+            self._lines.starting.append(piece)
+        self._carry_on()
+
     def _loop_ends(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel what waits for a loop that has cancelled all of its tasks."""
         with self._lock:
@@ -393,7 +393,7 @@ class KeyedQueue:
                 refuse(piece, partial(ResultElsewhere, piece.id, "next"))
             late = [piece for piece in starting if not self._runner.start(piece)]
             with self._lock:
-                self._lines.starting += late  # for somebody who has a loop
+                self._lines.starting += late
             if len(late) == len(starting):
                 break
         self._changed.beat()

@@ -9,11 +9,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from drainmw.errors import Misuse
+from drainmw.errors import Misuse, ResultElsewhere
 from drainmw.flag import running_loop
 from drainmw.sources.feeding import current
 from drainmw.sources.lines import Lines
-from drainmw.sources.pieces import Outcome, Parked, Piece
+from drainmw.sources.pieces import LEAVING, Outcome, Parked, Piece
 
 
 class Runner:
@@ -25,24 +25,29 @@ class Runner:
         *,
         ended: Callable[[Piece, Outcome], None],
         loop_ends: Callable[[asyncio.AbstractEventLoop], None],
+        lost: Callable[[Piece], None],
     ) -> None:
-        """Both are called in the loop of a piece: `ended` once it has returned or
-        failed, `loop_ends` before that, where the loop has cancelled all it has."""
+        """`ended` and `loop_ends` are called in the loop of a piece: once it has
+        returned or failed, and before that where the loop has cancelled all it has.
+        `lost` is called in any thread, where a piece is to be started anew."""
         self.running: dict[Piece, None] = {}
         """Oldest first."""
         self._clock = clock
         self._ended = ended
         self._loop_ends = loop_ends
+        self._lost = lost
 
     def start(self, piece: Piece) -> bool:
         """Call a piece, from any thread; here if its own loop is no more. False if
         there is no loop here either."""
         here = running_loop()
         if piece.loop is not here:
+            call = _Call(piece, self._call, self._lost)
             try:
-                piece.loop.call_soon_threadsafe(self._call, piece)
+                piece.loop.call_soon_threadsafe(call)
                 return True
             except RuntimeError:  # it has been closed
+                call.is_over = True
                 if here is None:
                     return False
         piece.loop = here
@@ -73,6 +78,28 @@ class Runner:
         else:
             outcome = Outcome(task.result())
         self._ended(piece, outcome)
+
+
+class _Call:
+    """A piece on its way to its loop, which drops this where it is closed before."""
+
+    __slots__ = ("_call", "_lost", "_piece", "is_over")
+
+    def __init__(
+        self, piece: Piece, call: Callable[[Piece], None], lost: Callable[[Piece], None]
+    ) -> None:
+        self._piece = piece
+        self._call = call
+        self._lost = lost
+        self.is_over = False
+
+    def __call__(self) -> None:
+        self.is_over = True
+        self._call(self._piece)
+
+    def __del__(self) -> None:
+        if not self.is_over:
+            self._lost(self._piece)
 
 
 class Current:
@@ -134,6 +161,16 @@ def _is_ending(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 # Who waits for a result
+
+
+def join(future: asyncio.Future[Any], id: str, found: Piece | Outcome | None) -> None:
+    """Tell one more, now or later, of a piece whose id is known already."""
+    if not isinstance(found, Piece):
+        deliver(future, found or ResultElsewhere(id, "previous"))
+    elif found.place in LEAVING:
+        deliver(future, ResultElsewhere(id, "next"))
+    else:
+        found.futures.append(future)
 
 
 def publish(piece: Piece, outcome: Outcome) -> None:
