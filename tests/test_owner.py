@@ -563,6 +563,24 @@ async def test_a_claim_whose_answer_is_lost_is_given_back(remote: Scene) -> None
     assert await remote.blue.fires(5)
 
 
+async def test_a_claim_that_arrives_after_it_was_given_up_takes_no_tick_away(
+    remote: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, written = remote.blue, list[tuple[int, Lease]]()
+    await home.look()
+
+    async def is_under_way(version: int, lease: Lease) -> bool:
+        written.append((version, lease))
+        raise OwnershipUnavailable("no answer in time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home.shared, "_replace", is_under_way)
+        assert not await home.fires(10)
+    await home.owner.tenure.settle()
+    assert not await home.shared._replace(*written[0])
+    assert await home.fires(10)
+
+
 async def test_a_claim_that_is_cancelled_is_given_back(scene: Scene) -> None:
     await scene.blue.look()
     scene.blue.shared.is_open.clear()

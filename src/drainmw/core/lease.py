@@ -179,6 +179,10 @@ class Lease:
         the lease since and no later one was fired.
         """
         interrupted = []
+        if any(
+            o is Outcome.UNSTARTED for t, o in outcomes.items() if t not in self.running
+        ):
+            self.renewals += 1  # a claim that is still under way finds another version
         for tick in [t for t in self.running if t in outcomes]:
             outcome = outcomes[tick]
             if outcome is Outcome.UNSTARTED and self._may_withdraw(tick):
