@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -96,6 +98,30 @@ async def test_a_connection_that_the_server_has_ended_is_made_anew(
     with pytest.raises(OwnershipUnavailable):
         await store.transact("x", Lease.snapshot)
     assert (await store.transact("x", Lease.snapshot))["holder"] == "blue"
+    await store.close()
+
+
+async def test_a_server_that_stands_still_is_unavailable_in_time(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its driver waits longer for the end of what it has cancelled."""
+    monkeypatch.setattr("drainmw.stores.postgres.PATIENCE", 0.2)
+    store: Any = new_postgres(postgres_url)
+    await store.open("blue")
+    await store.transact("x", lambda lease: lease.take("blue"))
+    backend = store._connection.info.backend_pid
+    loop = asyncio.get_running_loop()
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        asked = loop.time()
+        with pytest.raises(OwnershipUnavailable):
+            await store.transact("x", Lease.snapshot)
+        assert loop.time() - asked < 1.5
+        assert (await store.transact("x", Lease.snapshot))["holder"] == "blue"
+    finally:
+        os.kill(backend, signal.SIGCONT)
+    async with asyncio.timeout(2):
+        await asyncio.gather(*store._late, return_exceptions=True)
     await store.close()
 
 

@@ -30,6 +30,8 @@ from drainmw.stores.base import (
 
 T = TypeVar("T")
 
+GRACE = 0.1  # seconds for what was cancelled to end in; else it ends by itself
+
 # Two that make the tables at once would fail over each other.
 _TABLES = """
 DO $$ BEGIN
@@ -80,6 +82,8 @@ class PostgresStore:
         self._instance: str | None = None
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._lock = asyncio.Lock()
+        self._late: set[asyncio.Future[Any]] = set()
+        """Given up, and not over yet."""
 
     async def open(self, instance: str) -> None:
         """Connect, make the tables, and remove instances that are long dead."""
@@ -128,13 +132,37 @@ class PostgresStore:
             await self._disconnect()
 
     async def _ask(self, statement: str, *values: Any) -> Sequence[tuple[Any, ...]]:
+        """In time, also where psycopg waits for a server to hear of a cancellation."""
+        async with self._lock:
+            asked = asyncio.ensure_future(self._asked(statement, values))
+            try:
+                done, _ = await asyncio.wait([asked], timeout=PATIENCE)
+            finally:
+                if not asked.done():
+                    self._connection = None
+                    self._late.add(asked)
+                    asked.add_done_callback(self._is_over)
+                    asked.cancel()
+                    await asyncio.wait([asked], timeout=GRACE)
         try:
-            async with self._lock, asyncio.timeout(PATIENCE):
-                cursor = await (await self._connected()).execute(statement, values)
-                return await cursor.fetchall() if cursor.description else []
+            if not done:
+                raise TimeoutError
+            return asked.result()
         except (psycopg.Error, OSError, TimeoutError) as exc:
-            await self._disconnect()
             raise OwnershipUnavailable(self._address.explain(exc)) from None
+
+    async def _asked(
+        self, statement: str, values: Sequence[Any]
+    ) -> Sequence[tuple[Any, ...]]:
+        connection = await self._connected()
+        try:
+            cursor = await connection.execute(statement, values)
+            return await cursor.fetchall() if cursor.description else []
+        except BaseException:
+            if self._connection is connection:
+                self._connection = None
+            await connection.close()
+            raise
 
     async def _connected(self) -> psycopg.AsyncConnection[Any]:
         if self._connection is None:
@@ -149,3 +177,8 @@ class PostgresStore:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+    def _is_over(self, late: asyncio.Future[Any]) -> None:
+        self._late.discard(late)
+        if not late.cancelled():
+            late.exception()  # nobody waits for it any more
