@@ -92,7 +92,9 @@ class Owner:
         try:
             last = await self._home.call(
                 lambda: tenure.transact(
-                    lambda lease: lease.since(me, generation, schedule, start)
+                    lambda lease: lease.since(
+                        me, generation, schedule, start, anew=tenure.begins_anew
+                    )
                 )
             )
         except (LeaseLost, OwnershipUnavailable) as exc:

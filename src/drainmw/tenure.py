@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from drainmw.core.heartbeat import Peers
-from drainmw.core.lease import Lease, Outcome, Tick, Watch
+from drainmw.core.lease import FORGOTTEN, Lease, Outcome, Tick, Watch
 from drainmw.errors import LeaseHeld
 from drainmw.log import logger
 from drainmw.stores.base import Store
@@ -70,7 +70,11 @@ class Tenure:
         """Called when the lease may have run out."""
         self._name = name
         self._home = home
+        self.begins_anew = False
+        """It was taken where all was lost, and others may have had it since."""
         self._known: Lease | None = None
+        self._was_mine = False
+        """Nobody else has had it since this process did."""
         self._lock = asyncio.Lock()
         self.end()
 
@@ -100,6 +104,7 @@ class Tenure:
         """Take it, if nobody has it who may live."""
         store = self._home.store
         if not await store.take(self._name):
+            self._was_mine = False
             return
         sent, taken = self._home.clock(), None
         try:
@@ -109,7 +114,8 @@ class Tenure:
                 await store.drop(self._name)
         if taken is None:
             return
-        self.generation, interrupted = taken
+        self.generation, self.begins_anew, interrupted = taken
+        self._was_mine = True
         self._rely_on_it(sent)
         logger().info(
             "schedules owned",
@@ -154,6 +160,7 @@ class Tenure:
     async def drop(self) -> None:
         """Have it no more."""
         await self._home.store.drop(self._name)
+        self._was_mine = False
         self.end()
 
     async def settle(self) -> None:
@@ -192,13 +199,15 @@ class Tenure:
         may_forget = self._home.store.lasts is not None
         return may_forget and in_time and self.generation == known.generation
 
-    def _take(self, lease: Lease) -> tuple[int, list[Tick]] | None:
+    def _take(self, lease: Lease) -> tuple[int, bool, list[Tick]] | None:
+        by_kernel = self._home.store.lasts is None
+        lost = by_kernel and lease.holder == FORGOTTEN and not self._was_mine
         try:
             dead = self._is_dead(lease)
             found = lease.take(self._home.instance, dead=dead)
         except LeaseHeld:
             return None
-        return lease.generation, found
+        return lease.generation, lost, found
 
     def _is_dead(self, lease: Lease) -> bool:
         """Whether its holder is, once the store lets us take it."""

@@ -282,6 +282,14 @@ def test_a_schedule_that_nobody_knows_begins_where_it_is_said() -> None:
     assert lease.since(BLUE, 1, "x", 200) == 101
 
 
+def test_a_schedule_of_which_all_was_lost_begins_where_it_is_said() -> None:
+    lease = taken()
+    lease.claim(tick(5))
+    assert lease.since(BLUE, 1, "x", 8, anew=True) == 8
+    assert lease.since(BLUE, 1, "x", 6, anew=True) == 8
+    assert not lease.claim(tick(8))
+
+
 def test_the_latest_interrupted_ticks_are_kept_and_all_are_counted() -> None:
     lease = taken()
     many = INTERRUPTED_MAXIMUM + 5

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from drainmw import Clock
-from drainmw.core.lease import CROWDED, KEPT
+from drainmw.core.lease import CROWDED, KEPT, Lease
 from drainmw.core.timetable import due_ms, moment
 from drainmw.errors import Misuse, OwnershipUnavailable
 from drainmw.sources import clock as module
@@ -269,6 +269,48 @@ async def test_a_store_that_fails_oddly_ends_no_schedule(
         home.shared.fails = None
         await scene.until(lambda: len(scene.fired) == 1)
     assert due(scene) == [10]
+
+
+async def test_where_all_was_lost_an_earlier_owner_repeats_nothing(
+    scene: Scene,
+) -> None:
+    """It remembers its own last tick, and none of those that were fired since."""
+    scene.both(lambda clock, act: clock.every(10, name="x")(act))
+    blue = scene.blue[0]
+    await blue.look()
+    async with running(scene.blue, scene.green):
+        await some_time()
+        scene.wall.advance(10)
+        await scene.until(lambda: len(scene.fired) == 1)
+        await scene.hand_over()
+        await blue.owner.release()
+        assert not await blue.look()
+        scene.wall.advance(20)
+        await scene.until(lambda: len(scene.fired) == 3)
+        scene.place.lease, scene.place.holder = Lease(), None
+        assert await blue.look()
+        await some_time()
+        scene.wall.advance(10)
+        await scene.until(lambda: len(scene.fired) == 4)
+    assert due(scene) == [10, 20, 30, 40]
+
+
+async def test_where_all_was_lost_its_owner_goes_on_and_loses_nothing(
+    scene: Scene,
+) -> None:
+    scene.both(lambda clock, act: clock.every(10, name="x")(act))
+    blue = scene.blue[0]
+    await blue.look()
+    async with running(scene.blue):
+        await some_time()
+        scene.wall.advance(10)
+        await scene.until(lambda: len(scene.fired) == 1)
+        scene.place.lease, scene.place.holder = Lease(), None
+        scene.wall.advance(10)
+        await blue.look()
+        await blue.look()
+        await scene.until(lambda: len(scene.fired) == 2)
+    assert due(scene) == [10, 20]
 
 
 async def test_a_refused_tick_is_not_asked_for_without_a_pause(scene: Scene) -> None:

@@ -159,17 +159,29 @@ class Lease:
         self.running.append(tick)
         return True
 
-    def since(self, instance: str, generation: int, schedule: str, due: int) -> int:
+    def since(
+        self,
+        instance: str,
+        generation: int,
+        schedule: str,
+        due: int,
+        *,
+        anew: bool = False,
+    ) -> int:
         """The newest tick of a schedule; a new one begins after `due`.
+
+        `anew` says that others may have fired what is not noted here, so that one
+        which is known begins there, too.
 
         Raises:
             LeaseLost, LeaseCrowded: As `claim` says.
         """
         self.check(instance, generation)
-        if schedule not in self.last:
+        if anew or schedule not in self.last:
             tick = Tick(schedule, due, generation, instance)
             self._make_room(tick)
-            self.last[schedule] = max(due, self._forgotten(tick))
+            last = self.last.get(schedule, self._forgotten(tick))
+            self.last[schedule] = max(due, last)
         return self.last[schedule]
 
     def settle(self, outcomes: Mapping[Tick, Outcome]) -> list[Tick]:
