@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,12 @@ def test_everybody_tells_an_overlap_in_the_same_words() -> None:
 def test_a_beat_survives_its_json() -> None:
     said = beat("a", 5, owns={"x": 3})
     assert Beat.restored(json.loads(json.dumps(said.snapshot()))) == said
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"number": None}, {"number": "7"}, {"owns": None}, {"owns": 1}, {"x": 1}]
+)
+def test_what_is_no_beat_is_refused(wrong: dict[str, Any]) -> None:
+    """One that was let in would keep everybody from looking after the lease."""
+    with pytest.raises(TypeError):
+        Beat.restored({**beat("blue", 7).snapshot(), **wrong})

@@ -43,7 +43,11 @@ class Beat:
         Raises:
             TypeError: It is no such thing, or another version of drainmw made it.
         """
-        return cls(**snapshot)
+        beat = cls(**snapshot)
+        number, owns = snapshot["number"], snapshot.get("owns", {})
+        if not isinstance(number, int) or not isinstance(owns, Mapping):
+            raise TypeError("number must be a whole number, and owns name generations")
+        return beat
 
     @property
     def who(self) -> str:
