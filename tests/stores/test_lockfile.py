@@ -218,6 +218,22 @@ async def test_a_lock_file_that_was_removed_is_not_trusted(
     assert await store.take("x")
 
 
+async def test_a_lock_that_is_removed_while_it_is_waited_for_is_not_trusted(
+    store: LockFileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would make a new one, and write at the same time."""
+    lock = directory / "lock"
+    removals = iter([lock.unlink])
+
+    def remove_first(file: int) -> bool:
+        for remove in removals:
+            remove()
+        return try_lock(file)
+
+    monkeypatch.setattr("drainmw.stores.lockfile.try_lock", remove_first)
+    assert await store.transact("x", lambda _: lock.exists())
+
+
 async def test_what_cannot_be_read_is_unavailable_and_named(
     store: LockFileStore, directory: Path
 ) -> None:

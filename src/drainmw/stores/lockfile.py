@@ -234,12 +234,16 @@ class _Place:
             try_lock(file)
             self._instances[instance] = file
 
+    def _is_locked(self) -> bool:
+        """One that was removed while it was waited for keeps nobody else out."""
+        self._stay()
+        return try_lock(self._file) and _is_at(self._file, self._directory / "lock")
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         deadline = time.monotonic() + LOCK_PATIENCE
         with self._thread_lock:
-            self._stay()
-            while not try_lock(self._file):
+            while not self._is_locked():
                 if time.monotonic() > deadline:
                     raise OwnershipUnavailable(
                         f"the lock of {self._directory} is not to be had"
