@@ -369,6 +369,7 @@ async def test_a_tick_that_takes_no_notice_of_a_stop_does_not_keep_it(
 async def test_a_store_that_fails_stops_no_shutdown(
     runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the lock is let go of, though the process lives on."""
     drain = new_drain(app="shop", runtime_dir=runtime)
     owner = drain.own()
     async with owning(drain):
@@ -382,6 +383,10 @@ async def test_a_store_that_fails_stops_no_shutdown(
         "away"
     ]
     assert not owner.is_mine
+    monkeypatch.undo()
+    other = new_drain(app="shop", runtime_dir=runtime)
+    async with owning(other):
+        await until(lambda: other.own().is_mine)
 
 
 def test_a_new_loop_begins_anew_and_other_threads_may_fire(runtime: Path) -> None:

@@ -134,6 +134,7 @@ class Ownership:
         await _ended([*self._clients.values(), task])
         for owner in self._owners.values():
             await self._try_to(owner.give_up)
+            await self._try_to(owner.tenure.drop)  # also where that was not noted
         await self._try_to(self._close)
         self._forget_loop()
 
