@@ -535,9 +535,9 @@ def _forked(drain: Drain) -> int:
 
         async def child() -> None:
             async with owning(drain):
-                await asyncio.sleep(0.1)
+                where = drain.settings.runtime_dir or Path()
+                await until(lambda: len(files(where, "*.json")) == 3)
                 assert not owner.is_mine
-                assert len(files(drain.settings.runtime_dir or Path(), "*.json")) == 3
 
         asyncio.run(child())
         code = 0

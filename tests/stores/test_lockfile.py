@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -202,6 +203,45 @@ async def test_a_directory_that_was_removed_is_begun_anew(
     assert await second.take("x")
     await store.beat(beat())
     assert [b.instance for b in await second.beat(beat("second"))] == ["own"]
+
+
+async def test_a_directory_that_cannot_be_made_anew_is_tried_again(
+    store: LockFileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no file that somebody else has opened meanwhile is taken for one of ours."""
+
+    def fails(*_: object) -> None:
+        raise PermissionError("not now")
+
+    assert await store.take("x")
+    shutil.rmtree(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr("drainmw.stores.lockfile.check_directory", fails)
+        for _ in range(2):
+            with pytest.raises(OwnershipUnavailable, match="not now"):
+                await store.beat(beat())
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+        with pytest.raises(OwnershipUnavailable, match="not now"):
+            await store.beat(beat())
+    await store.beat(beat())
+    assert await store.take("x")
+    for file in others:
+        os.close(file)
+
+
+async def test_a_directory_that_cannot_be_looked_at_keeps_its_locks(
+    store: LockFileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await store.take("x")
+
+    def fails(path: Path) -> None:
+        raise PermissionError(f"not now: {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fails)
+        with pytest.raises(OwnershipUnavailable, match="not now"):
+            await store.transact("x", Lease.snapshot)
+    assert not await LockFileStore(directory).take("x")
 
 
 async def test_a_lock_file_that_was_removed_is_not_trusted(

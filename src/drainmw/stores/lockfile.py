@@ -44,6 +44,8 @@ T = TypeVar("T")
 PAUSE = 0.2  # seconds between two looks whether a lease is free
 LOCK_PATIENCE = 2.0  # seconds until a change gives up on the lock
 LOCK_PAUSE = 0.001
+CLOSED = -1
+"""In the place of a file. The number of one that was closed is soon another's."""
 
 
 def directory_of(app: str, runtime: Path) -> Path:
@@ -119,6 +121,8 @@ class _Place:
         self._thread_lock = threading.RLock()
         self._leases: dict[str, tuple[int, weakref.ref[object]]] = {}
         self._instances: dict[str, int] = {}
+        self._file = self._tenure = CLOSED
+        self._is_open = False
         self._open()
 
     # Leases
@@ -217,22 +221,31 @@ class _Place:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._tenure = os.open(self._directory, flags)
         share(self._tenure)
+        for instance in self._instances:
+            file = opened(self._directory / f"{instance}.beat.lock")
+            self._instances[instance] = file
+            try_lock(file)
+        self._is_open = True
+
+    def _close(self) -> None:
+        leases = [file for file, _ in self._leases.values()]
+        files = (self._file, self._tenure, *leases, *self._instances.values())
+        self._leases.clear()
+        self._instances = dict.fromkeys(self._instances, CLOSED)
+        self._file = self._tenure = CLOSED
+        self._is_open = False
+        for file in files:
+            if file != CLOSED:
+                os.close(file)
 
     def _stay(self) -> None:
-        """Begin anew where somebody has removed the directory; all is lost then."""
-        if _is_at(self._file, self._directory / "lock"):
-            return
-        leases = [file for file, _ in self._leases.values()]
-        for file in (self._file, self._tenure, *leases, *self._instances.values()):
-            os.close(file)
-        again = list(self._instances)
-        self._leases.clear()
-        self._instances.clear()
-        self._open()
-        for instance in again:
-            file = opened(self._directory / f"{instance}.beat.lock")
-            try_lock(file)
-            self._instances[instance] = file
+        """Begin anew where somebody has removed the directory; all is lost then.
+
+        Also where that has failed the last time.
+        """
+        if not self._is_open or not _is_at(self._file, self._directory / "lock"):
+            self._close()
+            self._open()
 
     def _is_locked(self) -> bool:
         """One that was removed while it was waited for keeps nobody else out."""
@@ -279,10 +292,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file still is the one of that name."""
+    """Whether an open file still is the one of that name; `OSError`: who knows."""
     try:
         found = os.stat(path)
-    except OSError:
+    except FileNotFoundError:
         return False
     own = os.fstat(file)
     return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
