@@ -424,6 +424,30 @@ def test_a_new_loop_begins_anew_and_other_threads_may_fire(runtime: Path) -> Non
         asyncio.run(drain.ownership.call(fire))
 
 
+async def test_who_asks_a_loop_that_ends_is_told_so(runtime: Path) -> None:
+    """And is not cancelled, since nobody has cancelled it."""
+    drain = new_drain(app="shop", runtime_dir=runtime)
+    owner, asked, go = drain.own(), threading.Event(), threading.Event()
+
+    async def own() -> None:
+        drain.ownership.start()
+        await until(lambda: owner.is_mine)
+        await asyncio.to_thread(go.wait, 5)
+
+    async def hangs() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    ends = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(own())))
+    await until(lambda: owner.is_mine)
+    answer = asyncio.ensure_future(drain.ownership.call(hangs))
+    await until(asked.is_set)
+    go.set()
+    with pytest.raises(OwnershipUnavailable, match="has ended"):
+        await asyncio.wait_for(answer, 2)
+    await ends
+
+
 async def test_what_is_asked_of_the_store_runs_to_its_end(runtime: Path) -> None:
     drain = new_drain(app="shop", runtime_dir=runtime)
     drain.own()

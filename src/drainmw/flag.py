@@ -140,19 +140,21 @@ def loop_for(what: str) -> asyncio.AbstractEventLoop:
 
 
 @contextlib.contextmanager
-def own_cancellation_only() -> Iterator[None]:
+def own_cancellation_only(
+    kind: type[SourceError] = SourceError, why: str = "CancelledError"
+) -> Iterator[None]:
     """Within it only a cancellation of the running task is one.
 
     Raises:
         SourceError: Something that was waited for was cancelled, which is a failure
-            like any other.
+            like any other; of that kind, and with that reason.
     """
     try:
         yield
     except asyncio.CancelledError:
         if is_cancelled():
             raise
-        raise SourceError("CancelledError") from None
+        raise kind(why) from None
 
 
 def is_cancelled() -> bool:

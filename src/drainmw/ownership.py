@@ -27,7 +27,7 @@ from drainmw.errors import (
     OwnershipUnavailable,
     SettingsError,
 )
-from drainmw.flag import Pulse, running_loop
+from drainmw.flag import Pulse, own_cancellation_only, running_loop
 from drainmw.log import logger
 from drainmw.owner import Owner
 from drainmw.settings import Settings
@@ -174,10 +174,11 @@ class Ownership:
         loop = self._loop
         if loop is None or loop.is_closed():
             raise OwnershipUnavailable("ownership has not been started")
-        if loop is running_loop():
-            return await asyncio.shield(_watched(loop.create_task(make())))
-        asked = asyncio.run_coroutine_threadsafe(make(), loop)
-        return await asyncio.shield(_watched(asyncio.wrap_future(asked)))
+        with own_cancellation_only(OwnershipUnavailable, "its event loop has ended"):
+            if loop is running_loop():
+                return await asyncio.shield(_watched(loop.create_task(make())))
+            asked = asyncio.run_coroutine_threadsafe(make(), loop)
+            return await asyncio.shield(_watched(asyncio.wrap_future(asked)))
 
     def clock(self) -> float:
         """Monotonic seconds."""
