@@ -1043,12 +1043,15 @@ def test_what_waits_for_a_loop_that_ends_is_cancelled_with_it() -> None:
     assert asyncio.run(again()) == "fine"
 
 
+async def paused(bench: Bench, *names: int) -> None:
+    """Accept them in this loop, for later."""
+    bench.queue.pause()
+    for name in names:
+        bench.run("a", name)
+
+
 def test_what_was_accepted_in_a_loop_that_is_gone_goes_on_in_another() -> None:
     bench = Bench()
-
-    async def accepts() -> None:
-        bench.queue.pause()
-        bench.run("a", 1)
 
     async def goes_on() -> None:
         bench.go(1)
@@ -1056,7 +1059,7 @@ def test_what_was_accepted_in_a_loop_that_is_gone_goes_on_in_another() -> None:
         async with asyncio.timeout(1):
             await bench.queue.when_idle()
 
-    asyncio.run(accepts())
+    asyncio.run(paused(bench, 1))
     bench.queue.resume()  # here is no loop at all
     assert bench.queue.count().jobs == 1
     asyncio.run(goes_on())
@@ -1065,11 +1068,6 @@ def test_what_was_accepted_in_a_loop_that_is_gone_goes_on_in_another() -> None:
 
 def test_what_is_on_its_way_to_a_loop_that_is_closed_goes_on_in_another() -> None:
     bench, other = Bench(), asyncio.new_event_loop()
-
-    async def accepts() -> None:
-        bench.queue.pause()
-        bench.run("a", 1)
-        bench.run("a", 2)
 
     async def goes_on() -> None:
         bench.go(1, 2)
@@ -1081,7 +1079,7 @@ def test_what_is_on_its_way_to_a_loop_that_is_closed_goes_on_in_another() -> Non
         other.close()
         await asyncio.wait_for(idle, 1)
 
-    other.run_until_complete(accepts())
+    other.run_until_complete(paused(bench, 1, 2))
     asyncio.run(goes_on())
     assert bench.begun == [1, 2]
 
@@ -1089,15 +1087,11 @@ def test_what_is_on_its_way_to_a_loop_that_is_closed_goes_on_in_another() -> Non
 def test_what_another_thread_could_not_start_is_started_by_who_waits_for_it() -> None:
     bench = Bench()
 
-    async def accepts() -> None:
-        bench.queue.pause()
-        bench.run("a", 1)
-
     async def goes_on() -> None:
         bench.go(1)
         await asyncio.wait_for(bench.queue.when_idle(), 1)
 
-    asyncio.run(accepts())
+    asyncio.run(paused(bench, 1))
     bench.queue.resume()
     asyncio.run(goes_on())
     assert bench.begun == [1]

@@ -18,6 +18,7 @@ from drainmw.errors import (
     CountersInvalid,
     CountersUnknown,
     Misuse,
+    SourceError,
     SourceUnavailable,
 )
 from drainmw.flag import Flag, own_cancellation_only
