@@ -62,6 +62,7 @@ def test_one_of_four_workers_fires_and_another_takes_over(
         assert second != first
         assert min(f.at for f in journal.fired() if f.pid == second) - killed < 3.0
         nonce = begin(found)
+        found.wait_for_event("drain ended")
         begun = time.monotonic()
         time.sleep(0.6)
         assert journal.pids(after=begun) == set()
