@@ -457,6 +457,25 @@ async def test_one_that_is_held_before_it_starts_starts_held(
 
 
 @pytest.mark.parametrize("make", [in_threads, in_loop])
+async def test_one_that_is_added_in_a_drain_and_starts_at_once_fires_nothing(
+    make: Callable[[], Any],
+) -> None:
+    """As in the startup of a worker that was born in it: its thread does not wait
+    until the event loop comes to the hold."""
+    scheduler, ran = make(), list[str]()
+    scheduler.add_job(ran.append, args=["due"])
+    release = Release()
+    await release.client.begin()
+    release.drain.add_source(APSchedulerSource(scheduler))
+    async with running(scheduler):
+        time.sleep(0.05)  # noqa: ASYNC251 the loop is busy with the startup
+        await calm()
+        assert ran == []
+        await release.client.resume()
+        await until(lambda: ran == ["due"])
+
+
+@pytest.mark.parametrize("make", [in_threads, in_loop])
 async def test_one_that_is_released_before_it_starts_starts_as_ever(
     make: Callable[[], Any],
 ) -> None:

@@ -96,11 +96,15 @@ class APSchedulerSource:
         if standby:
             scheduler.add_listener(self._on_start, EVENT_SCHEDULER_STARTED)
 
-    async def hold(self) -> None:
-        """Let no job leave its store; wait for the one that does so right now."""
+    def halt(self) -> None:
+        """Let no job leave its store, from here on: its thread waits for no loop."""
         with self._lock:
             if not self._held:
                 self._held, self._since = True, datetime.now(UTC)
+
+    async def hold(self) -> None:
+        """Let no job leave its store; wait for the one that does so right now."""
+        self.halt()
         await self._until(lambda: not self._is_handing_over)
         self._elsewhere.look(self._stores())
 

@@ -111,6 +111,16 @@ class Explains(Protocol):
 
 
 @runtime_checkable
+class Halts(Protocol):
+    """A source whose engine has threads of its own, which an event loop that is
+    about to call `hold` would come too late for."""
+
+    def halt(self) -> None:
+        """Begin to hold, on the spot; a `hold` or a `release` follows."""
+        ...
+
+
+@runtime_checkable
 class Fed(Protocol):
     """A push source that asks, while held, whether work in flight offers the work."""
 

@@ -23,7 +23,7 @@ from drainmw.errors import (
 )
 from drainmw.flag import Flag, own_cancellation_only
 from drainmw.log import logger
-from drainmw.sources.base import Counts, Explains, Intake, Running, WorkSource
+from drainmw.sources.base import Counts, Explains, Halts, Intake, Running, WorkSource
 from drainmw.sources.feeding import feeder
 from drainmw.text import failure_text, kind_of
 
@@ -111,6 +111,8 @@ class Holds:
                 if entry.releasing is not None:
                     entry.releasing.cancel()  # held anew; it need not let go first
                 entry.entered.clear()
+                if isinstance(entry.source, Halts):
+                    entry.source.halt()
                 entry.holding = asyncio.create_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
