@@ -268,6 +268,48 @@ async def test_what_is_neither_http_nor_a_websocket_passes_through(type_: str) -
         assert not any(release.drain.ledger.counts().values())
 
 
+class Starting:
+    """An app that starts the engine of a source."""
+
+    def __init__(self, source: ManualSource) -> None:
+        self.found_held: list[bool] = []
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.found_held.append(self._source.is_held)
+        await send({"type": "lifespan.startup.complete"})
+
+
+async def test_an_app_that_starts_in_a_drain_finds_its_sources_held() -> None:
+    """A worker that is reborn in a drain must not start its scheduler."""
+    source = ManualSource("cron", "clock", blocked=["hold"])
+    app = Starting(source)
+    release = Release(app)
+    release.drain.add_source(source)
+    await release.drain.begin(begin_request())
+    async with release.call({"type": "lifespan"}) as call:
+        await calm()
+        assert app.found_held == []
+        source.unblock("hold")
+        await call.receive_output()
+        assert app.found_held == [True]
+
+
+async def test_an_app_starts_though_a_source_cannot_be_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("drainmw.release.BIRTH_PATIENCE", 0.01)
+    source = ManualSource("cron", "clock", blocked=["hold"])
+    app = Starting(source)
+    release = Release(app)
+    release.drain.add_source(source)
+    await release.drain.begin(begin_request())
+    async with release.call({"type": "lifespan"}) as call:
+        await call.receive_output()
+    assert app.found_held == [False]
+    await release.drain.resume(NONCE)
+
+
 async def test_a_scope_without_a_root_path_is_counted_too() -> None:
     app = Waiting()
     release = Release(app)

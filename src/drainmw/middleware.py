@@ -214,6 +214,7 @@ class _Other:
                 await ownership.stop()
             await send(message)
 
+        await self._drain.held_at_birth()
         try:
             await self._app(scope, receive, sender)
         except InstalledTwice as exc:

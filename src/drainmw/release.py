@@ -65,6 +65,7 @@ T = TypeVar("T")
 
 RELEASE_PATIENCE = 0.5  # seconds a resume waits for its sources
 ACKNOWLEDGE_PATIENCE = 0.2  # seconds a begin waits for the other workers
+BIRTH_PATIENCE = 1.0  # seconds a worker that is born in a drain waits for its holds
 JOIN_PAUSE = 1.0  # seconds between two tries to join
 TAKE_OVER_PATIENCE = 0.05  # seconds for a drain that only lacked a loop to end
 
@@ -237,6 +238,15 @@ class Drain:
             return self.phase in (Phase.SERVING, Phase.CORDONED)
         except GroupError:
             return False
+
+    async def held_at_birth(self) -> None:
+        """Where a drain stands, wait for the holds of clock and pull sources, for a
+        moment at most: the app is about to start their engines."""
+        if self._home is not running_loop():
+            return
+        with contextlib.suppress(Exception):  # a hold that fails fails the drain
+            async with asyncio.timeout(BIRTH_PATIENCE):
+                await self._holds.held("clock", "pull")
 
     def add_state(self, adapter: StateAdapter) -> None:
         """Hand that state over, or take it over; one adapter for each protocol.
