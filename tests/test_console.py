@@ -265,6 +265,12 @@ def _source(
     return {"name": name, "held": held, "error": error, **told}
 
 
+def test_a_source_of_several_workers_is_described_with_its_worker() -> None:
+    source = _source("cron", held=True, error=HOSTILE)
+    found = report(workers=[{}, {}], sources=[{**source, "worker": 71}])
+    assert f"source     cron held in 71  {TAMED}" in describe(found).splitlines()
+
+
 def test_a_failed_release_is_described_with_its_failure() -> None:
     found = report(phase="failed", failure="RUNTIME_DRAIN_TIMEOUT", remainingMs=-9)
     lines = describe(found).splitlines()

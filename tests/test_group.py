@@ -364,7 +364,7 @@ def test_blockers_and_warnings_are_told(group: Group, sibling: Peer) -> None:
 
 def _tell(group: Group) -> None:
     work = {"kind": "http"}
-    group.tell({"blockers": [work], "warnings": ["mend me"]})  # type: ignore[list-item]  # enough here
+    group.tell({"blockers": [work], "warnings": ["mend me"], "sources": []})  # type: ignore[list-item]  # enough here
 
 
 # An observer

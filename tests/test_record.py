@@ -49,7 +49,7 @@ def test_nobody_else_is_there() -> None:
     record = LocalRecord(None, [0])
     record.publish(Worker(1, 0.0, 0.0, 1, settled=True, counts=(0, 0, 0, 0)))
     record.wake()
-    record.tell({"blockers": [], "warnings": []})
+    record.tell({"blockers": [], "warnings": [], "sources": []})
     assert (record.others(), record.told()) == ([], [])
     assert (record.members(), record.addresses()) == ([os.getpid()], {})
 

@@ -117,15 +117,17 @@ def describe(report: Report) -> str:
     for blocker in report["blockers"]:
         kind = f"{blocker['kind']} " if blocker["method"] else ""
         lines.append(f"blocker    {kind}{in_words([blocker])}")
+    several = len(report["workers"]) > 1
     for source in report["sources"]:
-        lines.append(f"source     {_source(source)}")
+        where = f" in {source['worker']}" if several else ""
+        lines.append(f"source     {_source(source, where)}")
     lines += [f"warning    {warning}" for warning in report["warnings"]]
     return "\n".join(map(printable, lines))
 
 
-def _source(source: SourceReport) -> str:
+def _source(source: SourceReport, where: str) -> str:
     """Where it stands, what it told of the hold, and what keeps it from an answer."""
-    parts = [f"{source['name']} {'held' if source['held'] else 'open'}"]
+    parts = [f"{source['name']} {'held' if source['held'] else 'open'}{where}"]
     if source["overdue"]:
         parts.append(f"overdue {source['overdue']}")
     if source["handedBack"]:

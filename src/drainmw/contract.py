@@ -215,6 +215,7 @@ class SourceReport(TypedDict):
     handedBack: int | None
     error: str | None
     running: list[str]
+    worker: int
 
 
 class WorkerReport(TypedDict):

@@ -48,10 +48,10 @@ from drainmw.reporting import Told, blockers, in_words, troubles
 from drainmw.rollcall import RollCall
 from drainmw.sockets import Socket
 from drainmw.sources.base import Counts, Fed, WorkSource
-from drainmw.sources.holds import Holds
+from drainmw.sources.holds import Holds, Seen
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.state import StateAdapter
-from drainmw.statement import report_of, status_of
+from drainmw.statement import report_of, source_report, status_of
 from drainmw.supervisor import (
     Supervisor,
     may_be_one_of_several,
@@ -455,17 +455,14 @@ class Drain:
         with contextlib.suppress(GroupError):  # then it is among the warnings
             self._check_joined()
         self._expire()
-        seen = await self._holds.ask()
+        seen = [] if self.is_observer else await self._rolls.ask()
         _, roll, workers = await self._rolls.call("tell")
         _, lifecycle = self._record.read()
-        told = [self._told(), *self._record.told()]
         return report_of(
             lifecycle,
             workers,
             roll,
-            seen,
-            [blocker for worker in told for blocker in worker["blockers"]],
-            list(dict.fromkeys(text for worker in told for text in worker["warnings"])),
+            [self._told(seen), *self._record.told()],
             app=self.settings.app,
             now=self.clock(),
         )
@@ -476,9 +473,13 @@ class Drain:
             self.ledger, self._holds.running(), self.clock(), self.settings.redact_path
         )
 
-    def _told(self) -> Told:
+    def _told(self, seen: list[Seen]) -> Told:
         """What this worker has to tell, whichever of them is asked."""
-        return {"blockers": self.blockers(), "warnings": self.warnings()}
+        return {
+            "blockers": self.blockers(),
+            "warnings": self.warnings(),
+            "sources": [source_report(answer) for answer in seen],
+        }
 
     # Joining the others
 

@@ -22,6 +22,7 @@ class Told(TypedDict):
 
     blockers: list[Blocker]
     warnings: list[str]
+    sources: list[SourceReport]
 
 
 def blockers(

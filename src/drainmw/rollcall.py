@@ -24,6 +24,10 @@ from drainmw.text import failure_text
 AGAIN = 0.03  # seconds until who has not answered is asked again: its queue was full
 
 
+Tell = Callable[[list[Seen]], Told]
+"""What this worker tells for a report, after what its sources have answered."""
+
+
 class Listener(Protocol):
     """A record that others hint at: a group's."""
 
@@ -70,9 +74,12 @@ class RollCall:
         unchanged = self._ledger.admitted_total == self.settled_after
         return self.settled and unchanged and self._ledger.is_idle
 
-    async def speak(self) -> Worker:
-        """Publish what runs here, as of the newest generation."""
-        worker = await self._own()
+    async def speak(self, told: Tell | None = None) -> Worker:
+        """Publish what runs here, as of the newest generation; before it, what is
+        told of it."""
+        worker, answers = await self._own()
+        if told is not None:
+            self.record.tell(told(answers))
         self.record.publish(worker)
         return worker
 
@@ -131,7 +138,7 @@ class RollCall:
         loop: asyncio.AbstractEventLoop,
         listener: Listener,
         follow: Callable[[], None],
-        told: Callable[[], Told],
+        told: Tell,
     ) -> None:
         """Listen for hints in that loop; `follow` applies a new record here."""
 
@@ -151,26 +158,24 @@ class RollCall:
         self,
         listener: Listener,
         asked: dict[str, str],
-        told: Callable[[], Told],
+        told: Tell,
     ) -> None:
-        if "tell" in asked.values():
-            self.record.tell(told())
-        await self.speak()
+        await self.speak(told if "tell" in asked.values() else None)
         for address in asked:
             listener.answer(address)
 
     # Voice
 
-    async def _own(self) -> Worker:
+    async def _own(self) -> tuple[Worker, list[Seen]]:
         # What it says is as old as the first look; only that is promised.
         published = self._clock()
         generation, _ = self.record.read()
         # Requests feed jobs: those in flight while jobs are read count, too.
         before = self._ledger.counts()
-        answers = await self._ask()
+        answers = await self.ask()
         counts, trouble = self._counted(before, answers)
         complete = self._holds.all_held and len(answers) == len(self._holds.entries)
-        return Worker(
+        own = Worker(
             pid=os.getpid(),
             born=self._born,
             published=published,
@@ -186,8 +191,9 @@ class RollCall:
             last_admitted=self._ledger.last_admitted or 0.0,
             last_refused=self._ledger.last_refused or 0.0,
         )
+        return own, answers
 
-    async def _ask(self) -> list[Seen]:
+    async def ask(self) -> list[Seen]:
         """Ask the sources in the loop of the drain, which is theirs."""
         home = self.home
         if home is None or home.is_closed() or home is asyncio.get_running_loop():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from drainmw.contract import (
     PROTOCOL,
-    Blocker,
     InFlight,
     Report,
     SourceReport,
@@ -16,7 +16,7 @@ from drainmw.contract import (
 from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.roster import KINDS, Roll, Worker
 from drainmw.errors import CountersInvalid, CountersUnknown
-from drainmw.reporting import BLOCKERS_MAXIMUM, milliseconds
+from drainmw.reporting import BLOCKERS_MAXIMUM, Told, milliseconds
 from drainmw.sources.holds import Seen, number_of, running_of
 from drainmw.text import failure_text, printable
 
@@ -45,15 +45,20 @@ def report_of(
     lifecycle: Lifecycle,
     workers: list[Worker],
     roll: Roll,
-    sources: list[Seen],
-    found: list[Blocker],
-    warnings: list[str],
+    told: list[Told],
     *,
     app: str | None,
     now: float,
 ) -> Report:
-    """Everything an operator wants to know. Unknown counters are null."""
+    """Everything an operator wants to know. Unknown counters are null.
+
+    What this worker tells stands first in `told`; it is never too old.
+    """
     run = lifecycle.run
+    living = {worker.pid for worker in workers}  # a place may be another's by now
+    blockers = [blocker for worker in told for blocker in worker["blockers"]]
+    found = [blocker for blocker in blockers if blocker["worker"] in living]
+    silent = {worker.pid for worker in roll.unknown} - {os.getpid()}
     request = run.request if run else None
     return {
         "app": app,
@@ -71,12 +76,19 @@ def report_of(
         "lastRefusedAgoMs": _ago(now, [w.last_refused for w in workers]),
         "failure": run.failure if run else None,
         "blockers": sorted(found, key=lambda b: -b["ageMs"])[:BLOCKERS_MAXIMUM],
-        "sources": [_source(answer) for answer in sources],
+        "sources": [
+            _unknown(source) if source["worker"] in silent else source
+            for worker in told
+            for source in worker["sources"]
+            if source["worker"] in living
+        ],
         "workers": [
             _worker(worker, worker not in roll.unknown, lifecycle, now)
             for worker in workers
         ],
-        "warnings": warnings,
+        "warnings": list(
+            dict.fromkeys(text for worker in told for text in worker["warnings"])
+        ),
     }
 
 
@@ -113,6 +125,11 @@ def _ago(now: float, moments: list[float]) -> int | None:
     return milliseconds(now - last) if last else None
 
 
+def _unknown(source: SourceReport) -> SourceReport:
+    """As it was when its worker could last tell, save what may be another by now."""
+    return {**source, "jobs": None, "schedules": None}
+
+
 def _worker(
     worker: Worker, has_told: bool, lifecycle: Lifecycle, now: float
 ) -> WorkerReport:
@@ -128,7 +145,8 @@ def _worker(
     }
 
 
-def _source(seen: Seen) -> SourceReport:
+def source_report(seen: Seen) -> SourceReport:
+    """Where one source of this worker stands."""
     entry = seen.entry
     source = entry.source
     error = entry.error or (failure_text(seen.error) if seen.error else None)
@@ -142,4 +160,5 @@ def _source(seen: Seen) -> SourceReport:
         "handedBack": number_of(source, "handed_back"),
         "error": error,
         "running": [printable(piece.id)[:128] for piece in running_of(source)],
+        "worker": os.getpid(),
     }

@@ -14,6 +14,7 @@ from tests.ownership.test_releases import WORKERS, begin, resume
 from tests.processes import served, until
 
 APP = "tests.ownership.scheduled_app:app"
+NAME = "apscheduler"
 A_WHILE = 0.35  # seconds, in which each job is due three times
 
 
@@ -40,6 +41,10 @@ def test_one_of_four_schedulers_fires_and_another_takes_over(
         nonce = begin(found)
         begun = time.monotonic()
         time.sleep(A_WHILE)
+        told = [s for s in found.report()["sources"] if s["name"] == NAME]
+        assert len({s["worker"] for s in told}) >= WORKERS - 1  # one is reborn
+        assert all(s["held"] for s in told)
+        assert any(s["overdue"] for s in told)  # its jobs in memory
         assert not any(fired(journal, after=begun))
         resume(found, nonce)
         firing(journal, after=begun)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Awaitable
@@ -118,6 +119,7 @@ async def test_what_runs_at_the_deadline_stands_in_the_report() -> None:
         "handedBack": 5,
         "error": None,
         "running": ["nightly", "mail\\n17"],
+        "worker": os.getpid(),
     }
     blockers = (await release.client.report())["blockers"]
     found = [(blocker["kind"], blocker["path"]) for blocker in blockers]
