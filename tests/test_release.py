@@ -622,6 +622,20 @@ async def test_a_source_added_after_a_drain_is_held_too(intake: Any) -> None:
     assert not late.is_held
 
 
+async def test_a_push_source_added_once_others_are_held_is_held_at_once() -> None:
+    slow = ManualSource("slow", "push", blocked=["settled"])
+    release = sourced(slow)
+    await release.client.begin()
+    await calm()
+    assert slow.is_held
+    late = ManualSource("late", "push")
+    release.drain.add_source(late)
+    await calm()
+    assert late.is_held
+    slow.settle()
+    assert await ended(release.drain) == "drained"
+
+
 async def test_a_push_source_added_early_holds_no_other_push_source() -> None:
     """Admitted work, a running job too, may feed push sources until it is done."""
     pull = ManualSource("pull", blocked=["settled"])

@@ -212,7 +212,7 @@ class Drain:
         self._rolls.settled = False
         self._rolls.stirred.beat()
         course = self._course
-        if course is not None and not (source.intake == "push" and not self.ended):
+        if course is not None and (self.ended or self._holds.has_begun(source.intake)):
             self._at_home(self._holds.start, course.run.epoch, source.intake)
 
     def own(self, name: str = "schedules") -> Owner:

@@ -118,6 +118,10 @@ class Holds:
                 )
                 entry.holding.add_done_callback(_retrieve)
 
+    def has_begun(self, intake: Intake) -> bool:
+        """Whether a drain that stands has come to hold those: push sources last."""
+        return intake != "push" or any(e.holding for e in self._of([intake]))
+
     async def held(self, *intakes: Intake) -> None:
         """Wait until the holds that were started have returned.
 
