@@ -126,11 +126,16 @@ class TaskiqWorkers:
             async with self._queue.pull() as pull:
                 yield pull
             await self._changes.until(lambda: not self._waiting or self._open.is_set())
-            self.handed_back += await self._queue.give_back_unread()
-            self._trouble = None
+            await self._clear_up()
         finally:
             self._pulling.discard(key)
             self._changes.beat()
+
+    async def _clear_up(self) -> None:
+        """Give back what nobody has pulled, also of a receiver that died."""
+        self.handed_back += await self._queue.give_back_unread()
+        self._trouble = None
+        self._changes.beat()
 
     def _take(self, message: Message) -> object:
         lease = object()
@@ -191,12 +196,14 @@ class _Receiver(Receiver):
         most = self.max_tasks_to_execute
         taken = 0
         while not finish.is_set() and (not most or taken < most):
+            if not self.workers._open.is_set():  # it may have been held at its birth
+                await self.workers._clear_up()
+                async with _first(finish, self.workers._open) as go:
+                    await go
+                continue
             async with _first(finish, self.workers._shut) as stop:
                 room = None if not most else most - taken
                 taken += await self._pull_until(stop, tasks, room)
-            if not self.workers._open.is_set():
-                async with _first(finish, self.workers._open) as go:
-                    await go
         if tasks:
             await asyncio.wait(tasks, timeout=self.wait_tasks_timeout)
 
