@@ -144,6 +144,7 @@ class ArqWorker:
     ) -> None:
         async with self._turn:
             if self._held:
+                self._plan(now)
                 return
             self._starting = Counts(schedules=1)
             try:
@@ -172,6 +173,14 @@ class ArqWorker:
             for id in ids:
                 leases.pexpire(f"{in_progress_key_prefix}{id}", milliseconds)
             await leases.execute()
+
+    def _plan(self, now: datetime) -> None:
+        """Let one that was born held know its next fires, as arq would."""
+        for job in self._worker.cron_jobs:
+            if job.next_run is None and job.run_at_startup:
+                job.next_run = now
+            elif job.next_run is None:
+                job.calculate_next(now)
 
     async def _skip_fired(self, fires: Mapping[str, CronJob], now: datetime) -> None:
         """Pass over what another release has enqueued while this one was held."""

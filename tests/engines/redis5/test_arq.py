@@ -171,14 +171,21 @@ def test_what_is_no_worker_is_refused(wrong: Any) -> None:
         ArqWorker(wrong)
 
 
+@pytest.mark.parametrize("held", ["at work", "at its birth"])
 async def test_a_one_shot_that_is_due_while_held_runs_once_after_it(
-    redis_url: str, journal: Journal
+    held: str, redis_url: str, journal: Journal
 ) -> None:
     """J8."""
-    async with here(redis_url, journal, cron_jobs=[once_within(2.0)]) as engine:
-        await asyncio.sleep(0.1)
+    jobs = [once_within(2.0)]
+    async with here(redis_url, journal, starts=False, cron_jobs=jobs) as engine:
+        if held == "at work":
+            engine.start()
+            await journal.until(lambda: jobs[0].next_run, "it knows when")
         await engine.source.hold()
-        await asyncio.sleep(2.5)
+        if held == "at its birth":
+            engine.start()
+        await journal.until(lambda: engine.source.overdue, "it is due")
+        await asyncio.sleep(0.3)
         assert engine.source.overdue == 1
         assert journal.lines() == []
         assert engine.source.count() == Counts()
