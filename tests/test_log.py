@@ -149,6 +149,50 @@ def test_an_exception_is_logged_with_its_traceback(
     assert "LookupError: inside" in caplog.text
 
 
+def broken() -> OSError:
+    """A failure as an adapter may have it, with a secret in its cause alone."""
+    try:
+        try:
+            raise OSError("redis://:hunter2@host refused")
+        except OSError as exc:
+            raise OSError("no broker") from exc
+    except OSError as exc:
+        return exc
+
+
+@pytest.mark.parametrize("form", ["itself", "a tuple", "true"])
+def test_no_secret_is_in_a_traceback(
+    form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """V2"""
+    exc = broken()
+    forms = {"itself": exc, "a tuple": (type(exc), exc, exc.__traceback__)}
+    try:
+        raise exc
+    except OSError:
+        logger().error("export failed", exc_info=forms.get(form, True))
+    assert "hunter2" not in caplog.text
+    assert "OSError: redis://***@host refused" in caplog.text
+    assert "OSError: no broker" in caplog.text
+
+
+def test_no_secret_is_in_a_traceback_of_an_app_that_configured_structlog() -> None:
+    """V2: whatever it makes of an exception."""
+    seen: list[Any] = []
+
+    def keep(logger: Any, method: str, event: Any) -> Any:
+        seen.append(structlog.processors.format_exc_info(logger, method, event))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[keep])
+    try:
+        logger().error("export failed", exc_info=broken())
+    finally:
+        structlog.reset_defaults()
+    assert "hunter2" not in str(seen)
+    assert "redis://***@host refused" in seen[0]["exception"]
+
+
 def test_an_app_that_configured_structlog_gets_our_events_its_own_way() -> None:
     seen: list[Any] = []
 

@@ -3,20 +3,40 @@
 The library configures nothing. An app that has configured structlog sees our
 events through its own processors; any other sees records of the standard
 logger `drainmw`, with the event and its facts as the message. Nothing is ever
-printed.
+printed. A traceback that shows the credentials of a URL is masked in both.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
 from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
 
-from drainmw.text import printable
+from drainmw.text import printable, without_credentials
 
 NAME = "drainmw"
+
+
+class Masked(Exception):
+    """Stands in a log for an exception that shows a secret; it says all the rest."""
+
+
+def _mask(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """The first processor: `exc_info` in whatever form, fit to be shown."""
+    given = event.get("exc_info")
+    exc = given if isinstance(given, BaseException) else sys.exc_info()[1]
+    if given and exc is not None:
+        text = "".join(traceback.format_exception(exc))
+        shown = without_credentials(text)
+        if shown != text:
+            event["exc_info"] = (Masked, Masked(shown), None)
+    return event
 
 
 def _as_record(
@@ -41,7 +61,7 @@ def _value(value: object) -> str:
 
 _standard: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     logging.getLogger(NAME),
-    processors=[structlog.stdlib.filter_by_level, _as_record],
+    processors=[structlog.stdlib.filter_by_level, _mask, _as_record],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,
     cache_logger_on_first_use=False,
@@ -51,5 +71,6 @@ _standard: structlog.stdlib.BoundLogger = structlog.wrap_logger(
 def logger() -> Any:
     """Where events go now: asked anew each time, since an app configures late."""
     if structlog.is_configured():
-        return structlog.get_logger(NAME)
+        own = [_mask, *structlog.get_config()["processors"]]
+        return structlog.wrap_logger(None, own, logger_factory_args=(NAME,))
     return _standard
