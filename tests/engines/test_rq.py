@@ -24,6 +24,7 @@ from tests.engines.drains import quiet_while_requests_are_busy
 from tests.engines.journal import Journal
 from tests.engines.rqs import Release
 from tests.engines.scenario import (
+    SLOTS,
     all_ran_once,
     hand_over,
     hold_in_the_middle,
@@ -48,10 +49,8 @@ def green(redis_url: str, journal: Journal) -> Iterator[Release]:
 
 
 async def test_it_passes_the_scenario(blue: Release, journal: Journal) -> None:
-    blue.start(2)
-    await hold_in_the_middle(
-        blue, journal, jobs=10, slots=2, prompt=0.5, may_start=True
-    )
+    blue.start(SLOTS)
+    await hold_in_the_middle(blue, journal, jobs=12, prompt=0.5, may_start=True)
 
 
 async def test_workers_of_many_queues_pass_it_at_random(
