@@ -14,6 +14,7 @@ ENGINES = {
     "procrastinate": ("procrastinate", "procrastinate"),
     "rq": ("rq", "rq"),
     "taskiq": ("taskiq", "taskiq"),
+    "taskiqowned": ("taskiq", "taskiq"),
     "taskiqscheduler": ("taskiq", "taskiq"),
 }
 
