@@ -1,6 +1,7 @@
 """Taskiq's receivers, held in this loop and in processes of their own."""
 
 import asyncio
+import contextlib
 import functools
 import signal
 import time
@@ -17,6 +18,7 @@ from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.remote import RemoteSource
 from drainmw.sources.taskiq import TaskiqWorkers
+from drainmw.sources.taskiqqueues import Message
 from tests.engines.drains import named_at_the_deadline, quiet_while_requests_are_busy
 from tests.engines.journal import Journal
 from tests.engines.scenario import (
@@ -50,6 +52,34 @@ async def test_it_passes_at_random(
     async with here(make, redis_url, journal, max_prefetch=2) as engine:
         await holds_at_random(engine, journal, rounds=10)
         assert engine.source.handed_back > 0
+
+
+@both
+async def test_what_is_taken_in_the_moment_of_a_hold_goes_back(
+    make: MakeBroker,
+    redis_url: str,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """J4: it has a slot, and its task has not begun."""
+    async with here(make, redis_url, journal) as engine:
+        source = engine.source
+        take = source._take
+
+        def take_and_hold(message: Message) -> object:
+            lease = take(message)
+            with contextlib.suppress(StopIteration):
+                source.hold().send(None)  # a step that waits for nothing
+            return lease
+
+        monkeypatch.setattr(source, "_take", take_and_hold)
+        await engine.enqueue(["x"], 0.0)
+        await journal.until(lambda: source.handed_back, "it goes back")
+        await source.settled()
+        assert journal.started() == []
+        monkeypatch.undo()
+        await source.release()
+        await all_ran_once(journal, ["x"])
 
 
 @both
