@@ -14,7 +14,7 @@ __all__ = ["blue", "commanded", "folder", "journal", "postgres_port", "postgres_
 
 pytestmark = pytest.mark.anyio
 
-ROUNDS = 30
+ROUNDS = 100  # for each seed: a thousand holds and more (J4)
 
 
 @pytest.fixture

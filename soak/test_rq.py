@@ -19,7 +19,7 @@ __all__ = ["blue", "journal", "redis_url", "valkey_port"]
 pytestmark = pytest.mark.anyio
 
 ROUNDS = 30
-HOLDS = 200
+HOLDS = 1000
 
 
 @pytest.fixture

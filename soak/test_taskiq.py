@@ -15,7 +15,7 @@ __all__ = ["journal", "redis_url", "valkey_port"]
 
 pytestmark = pytest.mark.anyio
 
-ROUNDS = 30
+ROUNDS = 100  # for each seed: a thousand holds and more (J4)
 
 
 @pytest.fixture
