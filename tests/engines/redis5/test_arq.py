@@ -92,6 +92,37 @@ async def test_a_hold_does_not_wait_for_all_that_is_being_started(
         await all_ran_once(journal, ids)
 
 
+@pytest.mark.parametrize("step", ["leased", "begun"])
+async def test_a_hold_waits_for_the_one_that_is_being_started(
+    step: str, redis_url: str, journal: Journal
+) -> None:
+    """J4: until it has been leased, and until it has begun."""
+    async with here(redis_url, journal, starts=False) as engine:
+        source, worker = engine.source, engine.worker
+        whose, name = (source, "_start") if step == "leased" else (worker, "run_job")
+        act = getattr(whose, name)
+        is_at_it, go = asyncio.Event(), asyncio.Event()
+
+        async def late(*given: Any) -> None:
+            is_at_it.set()
+            await go.wait()
+            await act(*given)
+
+        setattr(whose, name, late)
+        await engine.enqueue(["x"], 0.1)
+        engine.start()
+        await is_at_it.wait()
+        holding = asyncio.create_task(source.hold())
+        await asyncio.sleep(0.05)
+        assert not holding.done()
+        go.set()
+        await holding
+        assert source.count() == Counts(jobs=1)
+        assert journal.started() == ["x"]
+        await source.settled()
+        await all_ran_once(journal, ["x"])
+
+
 async def test_consumers_are_quiet_while_requests_are_busy(
     redis_url: str, journal: Journal
 ) -> None:
@@ -208,7 +239,8 @@ async def test_a_fire_that_the_new_release_has_run_is_not_run_again(
         await journal.until(journal.ended, "the first fire")
         await blue.source.hold()
         since = time.monotonic()
-        await journal.until(lambda: len(journal.ended(since)) >= 1, "one more")
+        # Each enqueues a fire a second ahead: this is one that blue still plans.
+        await journal.until(lambda: len(journal.ended(since)) >= 2, "two more")
         await green.source.hold()
         await green.source.settled()
         await asyncio.sleep(1.1)  # one that nobody has run
