@@ -13,8 +13,10 @@ from taskiq.schedule_sources import LabelScheduleSource
 
 from drainmw.errors import Misuse
 from drainmw.sources.base import Counts
+from drainmw.sources.owned import Owned
 from drainmw.sources.taskiqscheduler import TaskiqClock
 from tests.engines.journal import Journal, work_async
+from tests.rig import new_drain
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +56,12 @@ async def test_a_one_shot_that_is_due_while_held_runs_once_after_it(
         await asyncio.sleep(1.1)
         assert journal.started() == ["once"]
         assert clock.overdue == 0
+
+
+def test_it_cannot_be_owned_and_names_what_can() -> None:
+    clock = TaskiqClock(TaskiqScheduler(InMemoryBroker(), []))
+    with pytest.raises(Misuse, match="OwnedTaskiqClock"):
+        Owned(clock, new_drain(ownership="off").own())
 
 
 @pytest.mark.parametrize("wrong", [None, InMemoryBroker(), TaskiqScheduler])

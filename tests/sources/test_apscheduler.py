@@ -27,7 +27,8 @@ from apscheduler.schedulers.base import STATE_PAUSED
 from drainmw import Counts
 from drainmw.errors import Misuse
 from drainmw.sources.apscheduler import APSchedulerSource
-from tests.rig import NONCE, Release, Waiting, calm
+from drainmw.sources.owned import Owned
+from tests.rig import NONCE, Release, Waiting, calm, new_drain
 
 pytestmark = pytest.mark.anyio
 
@@ -614,6 +615,12 @@ async def test_one_that_stands_by_starts_held_paused_or_not(
         assert ran == []
         await source.release()
         await until(lambda: ran == ["due"])
+
+
+def test_one_that_does_not_stand_by_cannot_be_owned() -> None:
+    source = APSchedulerSource(in_threads())
+    with pytest.raises(Misuse, match=r"could fire before.*standby=True"):
+        Owned(source, new_drain(ownership="off").own())
 
 
 @pytest.mark.parametrize("make", [in_threads, in_loop])

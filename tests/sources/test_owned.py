@@ -182,6 +182,15 @@ def test_only_a_clock_can_be_owned(scene: Scene) -> None:
         Owned(ManualSource("queue", "pull"), scene.blue.owner)
 
 
+def test_a_clock_that_cannot_stand_by_says_what_would_be_right(scene: Scene) -> None:
+    engine = Engine("engine", "clock")
+    vars(engine)["unowned"] = "would fire twice; use another"
+    with pytest.raises(Misuse, match="engine would fire twice; use another"):
+        Owned(engine, scene.blue.owner)
+    vars(engine)["unowned"] = None
+    Owned(engine, scene.blue.owner)
+
+
 def test_what_is_no_source_or_no_owner_is_named(scene: Scene) -> None:
     engine, wrong = Engine("engine", "clock"), cast(Any, "reports")
     with pytest.raises(Misuse, match=r"takes a source.* not str"):

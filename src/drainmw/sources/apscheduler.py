@@ -39,6 +39,7 @@ with extra("apscheduler"):
 
 REMEMBERED = 100  # holds whose fires are still to be made up for
 HORIZON = 3600.0  # seconds for which one look into a job store is good at most
+_MUST_STAND_BY = "could fire before it is owned; make it with standby=True"
 GLANCE = 0.1  # seconds between two looks at what an executor had before we came
 
 Key = tuple[BaseExecutor, str]
@@ -75,6 +76,7 @@ class APSchedulerSource:
                 f"not {kind_of(scheduler)}"
             )
         self.name = name
+        self.unowned = None if standby else _MUST_STAND_BY
         self._scheduler = scheduler
         self._standby = standby
         self._lock = threading.Lock()  # around what follows

@@ -121,6 +121,14 @@ class Halts(Protocol):
 
 
 @runtime_checkable
+class Particular(Protocol):
+    """A clock that has to be used in a certain way where several processes run it."""
+
+    unowned: str | None
+    """Why it cannot stand by for its owner, and what would be right."""
+
+
+@runtime_checkable
 class Fed(Protocol):
     """A push source that asks, while held, whether work in flight offers the work."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from drainmw.errors import Misuse
 from drainmw.flag import own_cancellation_only
 from drainmw.log import logger
-from drainmw.sources.base import Counts, Intake, Running, WorkSource
+from drainmw.sources.base import Counts, Intake, Particular, Running, WorkSource
 from drainmw.sources.holds import running_of
 from drainmw.text import failure_text, kind_of
 
@@ -32,7 +32,7 @@ class Owned:
         """Give this to `Drain.add_source`, in the place of that source.
 
         Raises:
-            Misuse: It is no clock, or that is no owner.
+            Misuse: It is no clock that can stand by, or that is no owner.
         """
         if isinstance(source, type) or not isinstance(source, WorkSource):
             raise Misuse(
@@ -41,6 +41,8 @@ class Owned:
             )
         if source.intake != "clock":
             raise Misuse(f"{source.name} is fed by {source.intake}, not by a clock")
+        if isinstance(source, Particular) and source.unowned is not None:
+            raise Misuse(f"{source.name} {source.unowned}")
         if not hasattr(owner, "add_client"):
             raise Misuse(
                 f"Owned takes an owner, as drain.own(name) gives, not {kind_of(owner)}"

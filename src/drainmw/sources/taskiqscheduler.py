@@ -24,6 +24,10 @@ class TaskiqClock:
     """
 
     intake: Intake = "clock"
+    unowned = (
+        "would send what the owner before it has sent already; "
+        "OwnedTaskiqClock(scheduler, owner) claims each fire"
+    )
 
     def __init__(
         self, scheduler: TaskiqScheduler, *, name: str = "taskiq scheduler"
