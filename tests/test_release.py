@@ -29,6 +29,7 @@ from drainmw import (
 from drainmw.contract import BEGIN_PATH, DETACH_PATH
 from drainmw.errors import AlreadyStarted, GroupError, Misuse
 from drainmw.group import Group
+from drainmw.sources.base import Running
 from drainmw.supervisor import itself
 from drainmw.testing import AsgiDriver, ManualClock, ManualSource, Step, http_scope
 from tests.rig import (
@@ -684,6 +685,25 @@ async def test_a_source_that_cannot_say_what_it_runs_breaks_no_report() -> None:
     release = sourced(Mute())
     answer = await release.client.control("GET", "/.drainmw/v1/report")
     assert answer.status_code == 200
+
+
+async def test_the_ids_and_failures_of_an_engine_are_escaped_and_bounded() -> None:
+    """V1: whoever enqueues a job may choose its id, and what it was given."""
+    hostile = "\x1b]0;x\x07\nfake line" + "\U000e0041" * 1_000_000
+
+    class Engine(ManualSource):
+        def running(self) -> Iterator[Running]:
+            return iter([Running(hostile, 0.0)] * 1000)
+
+    engine = Engine()
+    engine.set_counts(jobs=1000)
+    engine.fail("settled", SourceUnavailable(hostile))
+    release = sourced(engine)
+    await release.client.begin()
+    await calm()
+    report = json.dumps(await release.client.report(), ensure_ascii=False)
+    assert report.isprintable()
+    assert len(report) < 50_000
 
 
 async def test_a_spawned_job_is_counted_and_named_until_it_ends() -> None:

@@ -62,9 +62,21 @@ def test_printable_text_steers_no_terminal_and_breaks_no_line(text: str) -> None
         ("http://host/path", "http://host/path"),
         ("https://user@host", "https://***@host"),
         ("('redis://:secret@host', 6379)", "('redis://***@host', 6379)"),
+        ("rediss://host/0?password=secret&db=1", "rediss://host/0?password=***"),
+        ("sentinel://:secret@a:1;sentinel://:secret@b:2", "sentinel://***@b:2"),
+        ("host=db password=secret user=u", "host=db password=*** user=u"),
+        ("host=db password='my \\'secret' port=1", "host=db password=*** port=1"),
+        ("{'password': 'secret', 'db': 0}", "{'password': ***, 'db': 0}"),
+        ('{"PASSWORD":"my secret"}', '{"PASSWORD":***}'),
+        ("Connection(password=secret,db=0)", "Connection(password=***"),
+        ("password='half a secret", "password=***"),
+        (
+            "password authentication failed for u",
+            "password authentication failed for u",
+        ),
     ],
 )
-def test_the_user_part_of_every_url_is_masked(text: str, masked: str | None) -> None:
+def test_a_password_is_masked_wherever_it_stands(text: str, masked: str | None) -> None:
     """V2: the secret is in no log, status or report."""
     shown = without_credentials(text)
     assert masked is None or shown == masked
@@ -86,11 +98,22 @@ def test_a_failure_is_a_message_or_a_class(exc: Exception, text: str) -> None:
     assert failure_text(exc) == text
 
 
-@pytest.mark.parametrize("piece", ["a", "a.", "a:", "a://", "@", "a://b@", " a"])
-def test_a_long_message_of_an_adapter_takes_no_time(piece: str) -> None:
+@pytest.mark.parametrize(
+    "piece", ["a", "a.", "a:", "a://", "@", "a://b@", " a", "pwd", "pwd='", "pwd=' "]
+)
+def test_a_long_message_of_an_adapter_takes_no_time_and_is_cut(piece: str) -> None:
     asked = time.perf_counter()
-    failure_text(Exception(piece * 30_000))
+    text = failure_text(Exception(piece * 30_000))
     assert time.perf_counter() - asked < 0.5
+    assert len(text) < 1010
+
+
+def test_a_secret_is_masked_before_a_message_is_cut() -> None:
+    for begin in ("redis://:", "password='"):
+        end = "'" if begin.endswith("'") else "@host"
+        for filler in range(960, 1010):
+            said = f"{'x' * filler} {begin}secret{end}"
+            assert "sec" not in failure_text(Exception(said))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from drainmw.text import printable, shown_path
 
 BLOCKERS_MAXIMUM = 20
 _METHOD_MAXIMUM = 16  # characters
+_ID_MAXIMUM = 128
 
 Redactor = Callable[[str], str]
 
@@ -53,6 +54,11 @@ def troubles(sources: Iterable[SourceReport]) -> dict[str, str]:
     return {"unknown": "; ".join(told)} if told else {}
 
 
+def shown_id(id: str) -> str:
+    """The id of a job, which whoever has made the job may have chosen."""
+    return printable(id[:_ID_MAXIMUM])[:_ID_MAXIMUM]
+
+
 def milliseconds(seconds: float) -> int:
     """Whole milliseconds."""
     return round(seconds * 1000)
@@ -86,7 +92,7 @@ def _job(piece: Running, now: float) -> Blocker:
     return {
         "kind": piece.kind,
         "method": None,
-        "path": printable(piece.id)[:128],
+        "path": shown_id(piece.id),
         "ageMs": milliseconds(now - piece.started),
         "worker": os.getpid(),
     }

@@ -16,9 +16,9 @@ from drainmw.contract import (
 from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.roster import KINDS, Roll, Worker
 from drainmw.errors import CountersInvalid, CountersUnknown
-from drainmw.reporting import BLOCKERS_MAXIMUM, Told, milliseconds
+from drainmw.reporting import BLOCKERS_MAXIMUM, Told, milliseconds, shown_id
 from drainmw.sources.holds import Seen, number_of, running_of
-from drainmw.text import failure_text, printable
+from drainmw.text import failure_text
 
 
 def status_of(run: Run, phase: Phase, roll: Roll) -> Status:
@@ -159,6 +159,6 @@ def source_report(seen: Seen) -> SourceReport:
         "overdue": number_of(source, "overdue"),
         "handedBack": number_of(source, "handed_back"),
         "error": error,
-        "running": [printable(piece.id)[:128] for piece in running_of(source)],
+        "running": [shown_id(piece.id) for piece in running_of(source)],
         "worker": os.getpid(),
     }

@@ -8,8 +8,17 @@ from typing import Any
 from urllib.parse import quote
 
 PATH_MAXIMUM = 128  # characters, as in the report of the contract
+FAILURE_MAXIMUM = 1000  # characters; a message may hold all that a job was given
+_LOOKED_AT = 100_000  # characters of a message
 _SAFE = "/:@!$&'()*+,;=~"
 _WORD = re.compile(r"\S+")
+_SETTING = re.compile(
+    r"""
+    ( (?: password | passwd | passphrase | pwd | secret ) ["']? \s* [=:] \s* )
+    (?: " (?: [^"\\] | \\. )* ["]? | ' (?: [^'\\] | \\. )* [']? | \S+ )
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
 
 
 def shown_path(path: str) -> str:
@@ -41,8 +50,9 @@ def kind_of(value: object) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Text in which the user part of every URL is masked."""
-    return _WORD.sub(_masked, text)
+    """Text in which the user part of every URL, and every password that is named
+    as one, is masked."""
+    return _SETTING.sub(r"\1***", _WORD.sub(_masked, text))
 
 
 def _masked(word: re.Match[str]) -> str:
@@ -53,9 +63,16 @@ def _masked(word: re.Match[str]) -> str:
 
 
 def failure_text(exc: BaseException) -> str:
-    """An exception as a failure: its message, or its class where it has none."""
+    """An exception as a failure: its message, or its class where it has none.
+
+    Long ones are cut, after what is secret has been masked as a whole.
+    """
     try:
-        message = printable(without_credentials(str(exc).strip()))
+        said = str(exc).strip()[:_LOOKED_AT]
+        shown = without_credentials(said)[: FAILURE_MAXIMUM + 1]
+        message = printable(shown)
     except Exception:  # it cannot even say what it is
         message = ""
+    if len(message) > FAILURE_MAXIMUM:
+        message = f"{message[:FAILURE_MAXIMUM]} ..."
     return message or type(exc).__name__

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from drainmw import Counts, SourceUnavailable
 from drainmw.errors import CountersInvalid, CountersUnknown, Misuse, SourceError
+from drainmw.sources.base import Running
 from drainmw.sources.holds import Holds, together, whole
 from drainmw.testing import ManualSource
 from tests.rig import calm
@@ -310,3 +311,18 @@ async def test_waiting_together_stops_the_others_at_the_first_exception() -> Non
     await calm()
     assert stopped == ["long"]
     await together()
+
+
+def test_of_many_jobs_the_oldest_are_named() -> None:
+    """As of ten thousand that an executor has accepted."""
+    named: list[int] = []
+
+    class Busy(ManualSource):
+        def running(self) -> Iterator[Running]:
+            for number in range(10_000):
+                named.append(number)
+                yield Running(f"job {number}", float(number))
+
+    ids = [piece.id for piece in holding(Busy()).running()]
+    assert ids == [f"job {number}" for number in range(100)]
+    assert len(named) == 100

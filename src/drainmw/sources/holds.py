@@ -12,6 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 from drainmw.errors import (
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 RETRY_FIRST = 0.05  # seconds
 RETRY_LAST = 1.0
+RUNNING_MAXIMUM = 100  # pieces of one source that a report may name
 
 
 @dataclass(slots=True)
@@ -311,9 +313,11 @@ def _awaitable(entry: Entry, ask: Callable[[], Awaitable[None]]) -> Awaitable[No
 
 
 def running_of(source: object) -> list[Running]:
-    """What a source still runs; nothing where it cannot say so, or fails to."""
+    """The oldest that a source still runs; nothing where it does not say so."""
+    if not isinstance(source, Explains):
+        return []
     try:
-        return list(source.running()) if isinstance(source, Explains) else []
+        return list(islice(source.running(), RUNNING_MAXIMUM))
     except Exception:
         return []
 
