@@ -35,9 +35,10 @@ from typing import Any, ClassVar
 from drainmw import socketfile
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.log import logger
+from drainmw.reporting import shown_id
 from drainmw.sources import mark
-from drainmw.sources.base import BlockingSource, Counts, WorkSource
-from drainmw.sources.holds import number_of, running_of
+from drainmw.sources.base import BlockingSource, WorkSource
+from drainmw.sources.holds import number_of, running_of, whole
 from drainmw.sources.inloop import InLoop
 from drainmw.sources.threaded import Lane
 from drainmw.text import failure_text
@@ -185,7 +186,11 @@ class Agent:
             if not self._room.acquire(blocking=False):
                 peer.close()
                 continue
-            _thread(partial(self._converse, peer), "drainmw agent answer")
+            try:
+                _thread(partial(self._converse, peer), "drainmw agent answer")
+            except RuntimeError:  # there is no thread to be had
+                peer.close()
+                self._room.release()
 
     def _converse(self, peer: socket.socket) -> None:
         try:
@@ -201,8 +206,10 @@ class Agent:
         try:
             question = json.loads(line)
             ask = self._asks[question["ask"]]
-            token = question.get("token", "")
-        except (ValueError, LookupError, TypeError, AttributeError):
+            token = question.get("token") or ""
+            if not isinstance(token, str):
+                raise TypeError("a token is a text")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {"error": "no such question", "unavailable": False}
         try:
             return ask(self, token)
@@ -213,18 +220,21 @@ class Agent:
     # Answers
 
     def _held(self, token: str) -> dict[str, Any]:
+        """A hold that has waited here for its turn may have been undone meanwhile."""
         with self._turns:
+            if not token or mark.standing(self.path.parent) != token:
+                raise SourceUnavailable("that hold is not wanted any more")
             self._hold(token)
-        return {"token": self._token}
+        return {"token": token}
 
     def _counted(self, _token: str) -> dict[str, Any]:
         before = self._token
-        counts = Counts(*self._source.count())
+        jobs, schedules = self._source.count()
         return {
             "token": before if before == self._token else None,
-            "counts": counts,
+            "counts": [whole(jobs, "jobs"), whole(schedules, "schedules")],
             "running": [
-                (piece.id[:128], piece.started, piece.kind)
+                (shown_id(piece.id), piece.started, piece.kind)
                 for piece in islice(running_of(self._source), _RUNNING_MAXIMUM)
             ],
             "overdue": number_of(self._source, "overdue"),

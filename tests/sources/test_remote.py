@@ -34,6 +34,7 @@ class Engine:
         self.counts = Counts()
         self.errors: dict[str, Exception] = {}
         self.handed_back = 3
+        self.prefix = ""
         self.settles_early = False
         self.gate, self.settle_gate = threading.Event(), threading.Event()
         self.gate.set()
@@ -65,7 +66,8 @@ class Engine:
             self._news.notify_all()
 
     def running(self) -> list[Running]:
-        return [Running(f"job {n}", 100.0 - n) for n in range(self.counts.jobs)]
+        jobs = range(self.counts.jobs)
+        return [Running(f"{self.prefix}job {n}", 100.0 - n) for n in jobs]
 
     def finish(self) -> None:
         with self._news:
@@ -476,7 +478,11 @@ async def test_a_count_that_is_no_count_is_an_error(agents: Agents) -> None:
 
 @pytest.mark.parametrize(
     ("said", "expected"),
-    [(b"", "broke off"), (b'{"token"', "Expecting"), (b"{}\n", "broke off")],
+    [
+        (b"", "broke off"),
+        (b'{"token"', "EOF"),
+        (b'{"token":""}\n', "counts: Field required"),
+    ],
 )
 async def test_half_an_answer_is_none(
     sockets: Path, said: bytes, expected: str
@@ -495,7 +501,58 @@ async def test_half_an_answer_is_none(
     await answering
 
 
+async def test_an_id_that_is_no_text_hides_no_count(agents: Agents) -> None:
+    """V1: whoever enqueues a job may choose its id."""
+    engine, _ = agents.start("a")
+    engine.counts, engine.prefix = Counts(jobs=1), "\ud800\x1b" + "x" * 1000
+    source = source_of(agents.sockets)
+    assert await source.count() == Counts(jobs=1)
+    (piece,) = source.running()
+    assert piece.id == "\\ud800\\x1b" + "x" * 118
+
+
+async def test_who_says_less_than_nothing_takes_nothing_from_others(
+    agents: Agents,
+) -> None:
+    """A sum of three and minus three would be zero."""
+    busy, liar = agents.start("a")[0], agents.start("b")[0]
+    busy.counts, liar.counts = Counts(jobs=3), Counts(jobs=-3)
+    with pytest.raises(SourceError, match=r"worker b of engine: .*jobs"):
+        await source_of(agents.sockets).count()
+
+
 # Agents
+
+
+async def test_a_hold_that_comes_after_its_release_holds_nobody(
+    agents: Agents,
+) -> None:
+    """As of a worker that was stopped meanwhile, and reads both at once."""
+    engine, agent = agents.start("a")
+    source = source_of(agents.sockets)
+    await source.hold()
+    token = _ask(agent, ask="count")["token"]
+    await source.release()
+    assert _ask(agent, ask="hold", token=token)["unavailable"] is True
+    assert engine.calls == ["hold", "release"]
+    assert _ask(agent, ask="count")["token"] is None
+
+
+async def test_who_died_while_it_was_asked_to_hold_is_unknown(
+    agents: Agents,
+) -> None:
+    """It was there when the hold began, and may have had work."""
+    agents.start("a")
+    engine, agent = agents.start("b")
+    engine.errors["hold"] = SourceUnavailable("not yet")
+    source = source_of(agents.sockets)
+    with pytest.raises(SourceUnavailable, match="not yet"):
+        await source.hold()
+    engine.counts = Counts(jobs=1)
+    agent.close()
+    await source.hold()
+    with pytest.raises(SourceUnavailable, match="worker b of engine died"):
+        await source.count()
 
 
 async def test_who_leaves_with_work_leaves_no_proof(agents: Agents) -> None:
@@ -566,7 +623,9 @@ async def test_who_died_before_the_hold_is_not_waited_for(agents: Agents) -> Non
     assert await source.count() == Counts()
 
 
-@pytest.mark.parametrize("asked", [b"nonsense\n", b"[]\n", b'{"ask": "die"}\n', b"\n"])
+@pytest.mark.parametrize(
+    "asked", [b"nonsense\n", b"[]\n", b'{"ask": "die"}\n', b"\n", b"[" * 4096]
+)
 def test_no_such_question_is_an_answer(agents: Agents, asked: bytes) -> None:
     _, agent = agents.start("a")
     assert _exchange(agent.path, asked)["error"] == "no such question"

@@ -21,21 +21,27 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from drainmw import socketfile
 from drainmw.agent import LEFT, LIVE, LONGEST_POLL
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
 from drainmw.sources import mark
+from drainmw.sources.agentanswers import (
+    A,
+    Counted,
+    Failure,
+    Held,
+    Released,
+    Settled,
+    understood,
+)
 from drainmw.sources.base import Counts, Intake, Running, check_expected
 from drainmw.text import failure_text
 
 PATIENCE = 5.0  # seconds for an answer
 PAUSE = 0.05  # seconds before those who have not settled are asked again
 _LINE_MAXIMUM = 65536  # bytes of an answer
-
-Answer = dict[str, Any] | None
-"""`None` where nobody listens."""
 
 
 class RemoteSource:
@@ -75,23 +81,19 @@ class RemoteSource:
         if self._mark is None or not self._mark.stands:
             self._forget()
             self._mark = self._wanted()
-        answers = await self._ask_all("hold", self._mark.token)
-        held = [name for name, answer in answers.items() if answer is not None]
-        self._known.update(held)
-        self._check_number(len(held))
+        answers = await self._ask_all(Held, self._mark.token)
+        self._check_number(sum(answer is not None for answer in answers.values()))
 
     async def count(self) -> Counts:
         """The sum over the workers."""
-        answers = await self._ask_all("count")
+        answers = await self._ask_all(Counted)
         for name, answer in answers.items():
             if answer is not None and not self._is_as_wanted(answer):
                 answers[name] = await self._put_right(name, answer)
         there = {name: a for name, a in answers.items() if a is not None}
-        if self._mark is not None:
-            self._known.update(there)
         self._check_number(len(there) + self._left_in_order(there))
-        counts = [Counts(*answer["counts"]) for answer in there.values()]
-        self._note(there.values())
+        counts = [Counts(*answer.counts) for answer in there.values()]
+        self._note(list(there.values()))
         return Counts(sum(c.jobs for c in counts), sum(c.schedules for c in counts))
 
     async def settled(self) -> None:
@@ -100,8 +102,8 @@ class RemoteSource:
             await self.count()  # who has died is not waited for
             if self._mark is None:
                 raise SourceUnavailable(f"{self.name} is not held")
-            answers = await self._ask_all("settled", self._mark.token)
-            settled = all(a is None or a["settled"] for a in answers.values())
+            answers = await self._ask_all(Settled, self._mark.token)
+            settled = all(a is None or a.settled for a in answers.values())
             if settled and not any(await self.count()):
                 return
             await asyncio.sleep(PAUSE)
@@ -111,7 +113,7 @@ class RemoteSource:
         if self._mark is None:
             return
         self._mark.remove()
-        await self._ask_all("release", self._mark.token)
+        await self._ask_all(Released, self._mark.token)
         self._forget()
 
     def running(self) -> Iterable[Running]:
@@ -126,30 +128,29 @@ class RemoteSource:
         except OSError as exc:
             raise SourceUnavailable(f"{self._directory}: {exc.strerror}") from None
 
-    def _is_as_wanted(self, answer: Mapping[str, Any]) -> bool:
+    def _is_as_wanted(self, answer: Counted) -> bool:
         """Held under our mark; or, where we want no hold, not left over from one."""
-        token: str | None = answer["token"]
         if self._mark is not None:
-            return token == self._mark.token
-        if token is None:
+            return answer.token == self._mark.token
+        if answer.token is None:
             return True
         self._clear_up()
         return mark.standing(self._directory) is not None
 
-    async def _put_right(self, name: str, answer: Mapping[str, Any]) -> Answer:
+    async def _put_right(self, name: str, answer: Counted) -> Counted | None:
         """Hold who is not held though we want it, release who is though nobody does."""
         if self._mark is None:
-            await self._ask(name, "release", answer["token"])
-            return await self._ask(name, "count")
+            await self._ask(name, Released, answer.token)
+            return await self._ask(name, Counted)
         if not self._mark.stands:
             raise SourceUnavailable(f"{self.name} was released by another process")
-        await self._ask(name, "hold", self._mark.token)
-        again = await self._ask(name, "count")
-        if again is not None and again["token"] != self._mark.token:
+        await self._ask(name, Held, self._mark.token)
+        again = await self._ask(name, Counted)
+        if again is not None and again.token != self._mark.token:
             raise SourceUnavailable(f"worker {name} of {self.name} is not held")
         return again
 
-    def _left_in_order(self, there: Mapping[str, Any]) -> int:
+    def _left_in_order(self, there: Mapping[str, Counted]) -> int:
         """How many of those that were held have left, and were done."""
         gone = self._known - there.keys()
         for name in sorted(gone):
@@ -182,10 +183,10 @@ class RemoteSource:
         """Release who is held by one that died: a count may be long in coming."""
         for name in self._names():
             with contextlib.suppress(SourceError):  # a count will tell
-                answer = await self._ask(name, "count")
-                token = None if answer is None else answer["token"]
+                answer = await self._ask(name, Counted)
+                token = None if answer is None else answer.token
                 if token is not None and mark.standing(self._directory) is None:
-                    await self._ask(name, "release", token)
+                    await self._ask(name, Released, token)
 
     def _forget(self) -> None:
         if self._mark is not None:
@@ -193,20 +194,24 @@ class RemoteSource:
         self._mark = None
         self._known.clear()
 
-    def _note(self, answers: Iterable[Mapping[str, Any]]) -> None:
-        answers = list(answers)
-        self._running = [Running(*piece) for a in answers for piece in a["running"]]
-        self.overdue = _sum(a["overdue"] for a in answers)
-        self.handed_back = _sum(a["handedBack"] for a in answers)
+    def _note(self, answers: list[Counted]) -> None:
+        self._running = [Running(*piece) for a in answers for piece in a.running]
+        self.overdue = _sum(a.overdue for a in answers)
+        self.handed_back = _sum(a.handed_back for a in answers)
 
     # Questions
 
-    async def _ask_all(self, ask: str, token: str | None = None) -> dict[str, Answer]:
+    async def _ask_all(
+        self, kind: type[A], token: str | None = None
+    ) -> dict[str, A | None]:
         """Ask everybody, side by side; the first failure once all have answered."""
         names = self._names()
-        asked = (self._ask(name, ask, token) for name in names)
+        asked = (self._ask(name, kind, token) for name in names)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        told: dict[str, Answer] = {}
+        told: dict[str, A | None] = {}
+        if self._mark is not None:  # also who failed was there, and may have work
+            pairs = zip(names, answers, strict=True)
+            self._known.update(name for name, answer in pairs if answer is not None)
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
@@ -220,23 +225,26 @@ class RemoteSource:
             raise SourceUnavailable(f"{self._directory}: {exc.strerror}") from None
         return sorted(f.removesuffix(LIVE) for f in files if f.endswith(LIVE))
 
-    async def _ask(self, name: str, ask: str, token: str | None = None) -> Answer:
+    async def _ask(
+        self, name: str, kind: type[A], token: str | None = None
+    ) -> A | None:
+        """Its answer; `None` where nobody listens."""
         who = f"worker {name} of {self.name}"
-        question = json.dumps({"ask": ask, "token": token}).encode() + b"\n"
-        patience = PATIENCE + (LONGEST_POLL if ask == "settled" else 0.0)
+        question = json.dumps({"ask": kind.ask, "token": token}).encode() + b"\n"
+        patience = PATIENCE + (LONGEST_POLL if kind is Settled else 0.0)
         try:
             async with asyncio.timeout(patience):
                 line = await _exchange(self._directory / f"{name}{LIVE}", question)
-            answer: dict[str, Any] = json.loads(line) if line else {}
+            if not line:
+                raise SourceUnavailable(f"{who} broke off")
+            answer = understood(line, kind)
         except (ConnectionRefusedError, FileNotFoundError):
             return None
         except (OSError, ValueError) as exc:
             raise SourceUnavailable(f"{who}: {failure_text(exc)}") from None
-        if not answer:
-            raise SourceUnavailable(f"{who} broke off")
-        if "error" in answer:
-            error = SourceUnavailable if answer["unavailable"] else SourceError
-            raise error(f"{who}: {answer['error']}")
+        if isinstance(answer, Failure):
+            error = SourceUnavailable if answer.unavailable else SourceError
+            raise error(f"{who}: {answer.error}")
         return answer
 
 
