@@ -4,6 +4,7 @@ A job has started, and counts, some milliseconds before its fork writes so.
 """
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -120,8 +121,11 @@ async def test_workers_that_are_suspended_settle(
 
 
 def pulling(one: Release) -> int:
-    states = one.redis.hvals(f"drainmw:rq:{one.release}:workers")
-    return sum(bytes(state).startswith(b"pulling") for state in states)  # type: ignore[arg-type]
+    return sum(state.startswith(b"pulling") for state in states_of(one))
+
+
+def states_of(one: Release) -> list[bytes]:
+    return one.redis.hvals(f"drainmw:rq:{one.release}:workers")  # type: ignore[return-value]
 
 
 async def test_a_job_that_came_too_late_goes_back_to_the_front(
@@ -244,6 +248,37 @@ async def test_a_hold_that_redis_has_lost_is_unknown_once(blue: Release) -> None
     with pytest.raises(SourceUnavailable, match="had lost the hold"):
         await blue.count()
     await blue.source.settled()
+    assert await blue.count() == Counts()
+
+
+@pytest.mark.parametrize("when", ["before it is held", "while it is held"])
+async def test_what_runs_on_a_redis_that_came_back_empty_is_unknown(
+    blue: Release, journal: Journal, when: str
+) -> None:
+    """The worker that waits for work tells of itself, the busy one only at the end."""
+    blue.start(2)
+    await blue.enqueue(["x"], 0.8)
+    await journal.until(journal.started, "it works")
+    await journal.until(lambda: pulling(blue) == 1, "the other one waits for work")
+    if when == "while it is held":
+        await blue.source.hold()
+    idle = [state.split()[1] for state in states_of(blue) if b"pulling" in state]
+    blue.redis.flushdb()
+    with contextlib.suppress(SourceUnavailable):
+        await blue.source.hold()
+    for client in idle:  # it would look up after five seconds
+        blue.redis.client_unblock(int(client))
+    await journal.until(lambda: states_of(blue), "it has")
+    with pytest.raises(SourceUnavailable, match="Redis has lost what worker"):
+        await blue.count()
+    assert journal.running() == ["x"]
+    await journal.until(lambda: not journal.running(), "it has ended")
+    async with asyncio.timeout(5):
+        while True:
+            with contextlib.suppress(SourceUnavailable):
+                await blue.source.settled()
+                break
+            await asyncio.sleep(0.05)
     assert await blue.count() == Counts()
 
 

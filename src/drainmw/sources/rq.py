@@ -43,7 +43,6 @@ from drainmw.sources.threaded import ThreadedSource
 with extra("rq"):
     from redis import Redis
     from rq import Queue, Worker
-    from rq.command import PUBSUB_CHANNEL_TEMPLATE
     from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
     from rq.exceptions import DequeueTimeout
     from rq.job import Job
@@ -100,6 +99,13 @@ class DrainableWorker(Worker):
         # RQ has no types for these two.
         super().register_birth()  # type: ignore[no-untyped-call]
         self._own.tell(self.connection, self.name, OUT)
+
+    def subscribe(self) -> None:
+        """Listen also where the release looks for who lives."""
+        super().subscribe()  # type: ignore[no-untyped-call]
+        if self.pubsub is None:
+            raise AssertionError("RQ has subscribed")
+        self.pubsub.subscribe(**{self._keys.channel(self.name): _heard})
 
     def register_death(self) -> None:
         """Leave in order; what still has a job leaves no proof of the contrary."""
@@ -250,8 +256,9 @@ class _Workers(Members):
     def _back(self) -> int:
         return int(self._redis.get(self._own.back) or 0)
 
-    def _channel(self, name: str) -> str:
-        return str(PUBSUB_CHANNEL_TEMPLATE % name)
-
     def _kept(self, name: str) -> Iterable[str]:
         return (f"{Worker.redis_worker_namespace_prefix}{name}",)
+
+
+def _heard(_message: object) -> None:
+    """Nobody says anything there: to listen is all."""

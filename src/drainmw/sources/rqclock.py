@@ -52,7 +52,6 @@ CATCH_UP = timedelta(hours=1)
 """What a cron expression is overdue by more is not made up for."""
 
 LOOK_PATIENCE = 0.5  # seconds that a hold waits for a look that is under way
-_CHANNEL = "drainmw:rq:clock:"
 
 
 class DrainableCron(CronScheduler):
@@ -211,9 +210,6 @@ class _Clocks(Members):
         )
         return Counts(schedules=len(looking))
 
-    def _channel(self, name: str) -> str:
-        return f"{_CHANNEL}{name}"
-
     def _kept(self, name: str) -> Iterable[str]:
         yield SCHEDULER_KEY_TEMPLATE % name
         yield f"{RQ_KEY_PREFIX}:cron_scheduler:{name}"
@@ -233,7 +229,7 @@ class _Post:
         """Be there, as long as this process lives."""
         self._keys.tell(redis, self._name, OUT)
         presence: PubSub = redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        presence.subscribe(f"{_CHANNEL}{self._name}")
+        presence.subscribe(self._keys.channel(self._name))
         self._presence = presence
 
     def may_look(self, redis: Redis, overdue: int = 0) -> bool:

@@ -5,6 +5,8 @@ is one script in Redis that looks whether the release is held. So from the momen
 in which a hold is written, nothing starts. A member listens to a channel of its own
 for as long as it lives. One that does not, and had started something, may have
 died; what it had is unknown, which is never zero, until RQ itself has forgotten it.
+Who listens and has no state works on a Redis that has lost its data; it is unknown
+until it says what it does.
 """
 
 from __future__ import annotations
@@ -63,6 +65,16 @@ class Keys:
         """A field for each process that wants a hold."""
         self.members = f"drainmw:rq:{release}:{members}"
         """A field for each member, with its state."""
+        self._channels = f"{self.members}:living:"
+
+    def channel(self, name: str) -> str:
+        """To which that member listens while it lives."""
+        return f"{self._channels}{name}"
+
+    def living(self, redis: Redis) -> set[str]:
+        """Who listens to its channel: the kernel tells Redis of a death."""
+        heard = redis.pubsub_channels(f"{self._channels}*")
+        return {text(channel).removeprefix(self._channels) for channel in heard}
 
     def may_start(self, redis: Redis, name: str, started: str, out: str = OUT) -> bool:
         """Whether it is not held; then that member has `started`, else it is `out`."""
@@ -92,6 +104,7 @@ class Members:
         self._is_held = False
         self._released = threading.Event()
         self._known: set[str] = set()  # who was there since the hold
+        self._lost: set[str] = set()  # of whom Redis has lost what they did
         self._running: list[Running] = []
 
     def hold(self) -> None:
@@ -99,6 +112,7 @@ class Members:
         with unavailable():
             if not self._is_held:
                 self._known.clear()
+                self._lost.clear()
                 self._released.clear()
                 self._begin()
             self._is_held = True
@@ -132,6 +146,7 @@ class Members:
             ask.hexists(self._keys.holds, self._token)
             told, stands = ask.execute()
         if self._is_held and not stands:
+            self._lost |= self._known
             self._redis.hset(self._keys.holds, self._token, f"{time.time():.0f}")
             raise SourceUnavailable("Redis had lost the hold, and may have let jobs in")
         there = self._present({text(n): text(state) for n, state in told.items()})
@@ -148,10 +163,6 @@ class Members:
     def _begin(self) -> None:
         """A hold begins."""
 
-    def _channel(self, name: str) -> str:
-        """To which that member listens while it lives."""
-        raise NotImplementedError
-
     def _kept(self, name: str) -> Iterable[str]:
         """Keys of RQ; while there is one, it takes that member for one that works."""
         raise NotImplementedError
@@ -160,9 +171,12 @@ class Members:
 
     def _present(self, states: dict[str, str]) -> list[list[str]]:
         """Who lives, or has left in order since the hold."""
-        living = self._living(states)
+        living = self._keys.living(self._redis)
         if self._is_held:
             self._known |= living
+        self._lost -= states.keys()
+        for name in sorted((living | self._lost) - states.keys()):
+            raise SourceUnavailable(f"Redis has lost what {self.what} {name} does")
         there = []
         for name, state in states.items():
             words = state.split(" ", 2)
@@ -174,12 +188,6 @@ class Members:
             else:
                 self._redis.hdel(self._keys.members, name)
         return there
-
-    def _living(self, names: Iterable[str]) -> set[str]:
-        """Who listens to its channel: the kernel tells Redis of a death."""
-        channels = {self._channel(name): name for name in names}
-        heard = self._redis.pubsub_numsub(*channels) if channels else []
-        return {channels[text(channel)] for channel, number in heard if number}
 
     def _is_kept(self, name: str) -> bool:
         return bool(self._redis.exists(*self._kept(name)))
