@@ -268,6 +268,18 @@ async def test_a_worker_that_died_is_unknown_and_its_release_not_drained(
     assert "blue@test died while it was held" in report["sources"][-1]["error"]
 
 
+async def test_two_workers_of_one_name_are_not_taken_for_one(
+    blue: Workers, shared: str, journal: Journal
+) -> None:
+    """As where both releases on a host run under Celery's default name."""
+    await blue.enqueue(["long"], 0.5)
+    await journal.until(journal.started, "it runs")
+    with worker(shared):
+        with pytest.raises(SourceUnavailable, match="two processes answer as blue"):
+            await blue.source.hold()
+    await journal.until(journal.ended, "it has ended")
+
+
 async def test_nothing_is_on_its_way_from_the_broker_once_it_has_settled(
     blue: Workers, process: Process, shared: str
 ) -> None:

@@ -9,7 +9,12 @@ from celery import Celery
 
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
 from drainmw.sources.base import Counts, WorkSource
-from drainmw.sources.celery import CeleryBeat, CeleryWorkers, drainable
+from drainmw.sources.celery import (
+    TWIN_PATIENCE,
+    CeleryBeat,
+    CeleryWorkers,
+    drainable,
+)
 from drainmw.sources.celeryworker import GateStep
 
 
@@ -83,6 +88,8 @@ class Node:
 
     def broadcast(self, command: str, _: Any, *, callback: Any, **how: Any) -> None:
         assert how["destination"] == ["blue@host"]
+        if how["timeout"] == TWIN_PATIENCE:  # who else answers under that name?
+            return
         self.asked.append(command.removeprefix("drainmw_"))
         answers = self._answers
         callback({"blue@host": answers.pop(0) if len(answers) > 1 else answers[0]})
@@ -150,6 +157,19 @@ def test_one_that_started_anew_while_it_had_jobs_is_unknown(
     with pytest.raises(SourceUnavailable, match="blue@host died while it was held"):
         engine.count()
     engine.release()
+
+
+def test_one_that_is_asked_after_another_has_followed_it_has_a_twin(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two of one name any may answer first, and the other one may have jobs."""
+    engine, _ = asking(app, monkeypatch, IDLE, IDLE | {"process": "2"}, IDLE)
+    engine.hold()
+    assert engine.count() == Counts()
+    with pytest.raises(SourceUnavailable, match="two processes answer as blue@host"):
+        engine.count()
+    engine.release()
+    assert engine.count() == Counts()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ SETTLE_SHARE = 0.02  # of the time waited so far, which is what that costs at mo
 SETTLE_LAST = 1.0
 START_PATIENCE = 0.1  # for what a pool was given the moment before a hold
 START_PAUSE = 0.005
+TWIN_PATIENCE = 0.1  # for a second answer under one name
 _ANY_NUMBER = 1_000_000  # of replies; answers to earlier questions are among them
 
 Answer = dict[str, Any]
@@ -100,6 +101,7 @@ class _Nodes:
         self._identity = uuid.uuid4().hex
         self._running: list[Running] = []
         self._known: dict[str, Answer] = {}  # the last answers since they were held
+        self._replaced: set[str] = set()  # processes that others have followed
         self._standing: Standing | None = None  # the hold that is wanted
         self._asking = threading.Lock()  # for what changes whether it is held
         self._let_go = threading.Event()
@@ -117,6 +119,7 @@ class _Nodes:
             if self._standing is None:
                 self._standing = Standing(self._app, self._holder, self._nodes)
             answers = self._ask_to_hold()
+            self._replies("drainmw_count", TWIN_PATIENCE, is_each_enough=False)
         deadline = time.monotonic() + START_PATIENCE
         while any(a.get("starting") for a in answers) and time.monotonic() < deadline:
             time.sleep(START_PAUSE)
@@ -154,6 +157,7 @@ class _Nodes:
                 self._standing.end()
                 self._standing = None
             self._known.clear()
+            self._replaced.clear()
             self._ask("drainmw_release", ANSWER_PATIENCE, holder=self._holder)
 
     def running(self) -> Iterable[Running]:
@@ -182,20 +186,37 @@ class _Nodes:
         """The answer of every node.
 
         Raises:
-            SourceUnavailable: Somebody gave none.
+            SourceUnavailable: Somebody gave none, or a name is not of one alone.
             SourceError: Somebody knows no such question.
         """
+        found = self._replies(command, patience, arguments)
+        answers = [self._understood(node, found[node]) for node in self._nodes]
+        self._remember(answers)
+        return answers
+
+    def _replies(
+        self,
+        command: str,
+        patience: float,
+        arguments: dict[str, str] | None = None,
+        *,
+        is_each_enough: bool = True,
+    ) -> dict[str, Answer]:
+        """What each has said; or, all the time, what more comes than that."""
         found: dict[str, Answer] = {}
 
         def note(reply: dict[str, Answer]) -> None:
-            found.update(reply)
-            if len(found) == len(self._nodes):
+            for node, answer in reply.items():
+                first = found.setdefault(node, answer)
+                if first.get("process") != answer.get("process"):
+                    raise _twins(node)
+            if is_each_enough and len(found) == len(self._nodes):
                 raise _AllAnswered
 
         with self._connection() as connection, suppress(_AllAnswered):
             self._app.control.broadcast(
                 command,
-                arguments,
+                arguments or {},
                 destination=self._nodes,
                 connection=connection,
                 reply=True,
@@ -203,23 +224,26 @@ class _Nodes:
                 limit=_ANY_NUMBER,
                 callback=note,
             )
-            silent = ", ".join(node for node in self._nodes if node not in found)
-            raise SourceUnavailable(
-                f"no answer from {silent}; is it running, under that name?"
-            )
-        answers = [self._understood(node, found[node]) for node in self._nodes]
-        self._remember(answers)
-        return answers
+            if is_each_enough:
+                silent = ", ".join(node for node in self._nodes if node not in found)
+                raise SourceUnavailable(
+                    f"no answer from {silent}; is it running, under that name?"
+                )
+        return found
 
     def _understood(self, node: str, answer: Answer) -> Answer:
         if "held" not in answer:
             raise _refusal(node, answer)
         if answer["held"] and self._standing:
             known = self._known.setdefault(node, answer)
-            if known.get("process") != answer.get("process") and known["jobs"]:
-                raise SourceUnavailable(
-                    f"{node} died while it was held; what it ran is unknown"
-                )
+            if known["process"] != answer["process"]:
+                if answer["process"] in self._replaced:
+                    raise _twins(node)
+                if known["jobs"]:
+                    raise SourceUnavailable(
+                        f"{node} died while it was held; what it ran is unknown"
+                    )
+                self._replaced.add(known["process"])
             self._known[node] = answer
         return answer
 
@@ -278,6 +302,12 @@ def _checked(nodes: Iterable[str]) -> list[str]:
         if "@" not in name:
             raise Misuse(f"{name} is no node name, such as {name}@host")
     return names
+
+
+def _twins(node: str) -> SourceUnavailable:
+    return SourceUnavailable(
+        f"two processes answer as {node}: start each with a name of its own, by -n"
+    )
 
 
 def _refusal(node: str, answer: Answer) -> SourceError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ class Clock:
     """Who holds this beat, and whether it sends something."""
 
     def __init__(self, scheduler: Any, now: Callable[[], float] = time.monotonic):
+        self._process = uuid.uuid4().hex  # a process id may come again
         self._scheduler = scheduler
         self._send_due: Callable[..., Any] = scheduler.tick
         self._now = now
@@ -67,6 +69,7 @@ class Clock:
         with self._lock:
             is_held = bool(self._holders)
             return {
+                "process": self._process,
                 "held": is_held,
                 "jobs": 0,
                 "schedules": int(self._is_sending),
