@@ -1,6 +1,7 @@
 """The gate of a Celery worker, without the worker; with it: tests/engines."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,18 @@ def test_what_comes_to_a_held_gate_goes_back(gate: Gate, worker: Worker) -> None
     assert gate.answer()["jobs"] == 0
 
 
+def test_a_queue_that_is_added_to_a_held_gate_is_left_as_it_brings_something(
+    gate: Gate, worker: Worker
+) -> None:
+    """By `celery control add_consumer`; what goes back would come back at once."""
+    gate.hold(["blue"])
+    worker.add_task_queue("extra")
+    gate.take(reserved("a"))
+    assert worker.queues == []
+    gate.release("blue")
+    assert sorted(worker.queues) == ["celery", "extra", "mails"]
+
+
 def test_what_has_gone_back_goes_nowhere_else(gate: Gate, worker: Worker) -> None:
     """Its timer rings after all, in a thread of its own."""
     request = reserved("a")
@@ -110,6 +123,22 @@ def test_what_runs_stays_and_is_named_oldest_first(gate: Gate) -> None:
     answer = gate.answer()
     assert (answer["jobs"], answer["handed_back"]) == (2, 0)
     assert [id for id, _ in answer["running"]] == ["work[b]", "work[a]"]
+
+
+def test_what_has_ended_in_a_thread_is_over_whatever_celery_remembers(
+    gate: Gate, worker: Worker
+) -> None:
+    """After a SystemExit it takes a task for one that runs, for ever."""
+    future: Future[None] = Future()
+    result = SimpleNamespace(f=future)
+    worker.pool.on_apply = lambda accept_callback: result
+    gate.watch(worker.pool)
+    request = reserved("a")
+    state.task_accepted(request)
+    worker.pool.on_apply(accept_callback=SimpleNamespace(__self__=request))
+    assert gate.answer()["jobs"] == 1
+    future.set_exception(SystemExit())
+    assert (gate.answer()["jobs"], gate.answer()["running"]) == (0, [])
 
 
 def test_who_waits_for_a_slot_goes_back_and_taken_slots_stay_taken(

@@ -31,6 +31,7 @@ with extra("celery"):
     from celery.worker.control import control_command, inspect_command
 
 RUNNING_MAXIMUM = 20  # in an answer
+NAME_MAXIMUM = 128  # characters of each there
 
 Request = Any
 """Celery's `Request`: one message that this worker has leased."""
@@ -78,6 +79,7 @@ class Gate:
                 worker.task_ready(request)
             elif self._holders:
                 self._give_back(request)
+                self._stop_consuming()  # of a queue that was added meanwhile
             else:
                 self._to_pool(request)
 
@@ -105,13 +107,14 @@ class Gate:
         """What is told to whoever asks."""
         with self._lock:
             now = time.time()
-            active = _members(worker.active_requests)
-            started = [(r.time_start or now, f"{r.name}[{r.id}]") for r in active]
+            leased = self._leased()
+            active = leased & set(_members(worker.active_requests))
+            started = [(r.time_start or now, _named(r)) for r in active]
             oldest = sorted(started)[:RUNNING_MAXIMUM]
             return {
                 "process": self._process,
                 "held": bool(self._holders),
-                "jobs": len(self._leased()),
+                "jobs": len(leased),
                 "schedules": 0,
                 "starting": sum(1 for _ in self._starting()),
                 "pulling": self._is_pulling(),
@@ -127,14 +130,21 @@ class Gate:
             return self._leased()
 
     def _leased(self) -> set[Request]:
-        return {
+        """Of what is in a thread only that knows the end.
+
+        It acknowledges late tasks after Celery has forgotten them; and what has ended
+        by an exception that is none to Celery, such as SystemExit, Celery never
+        forgets.
+        """
+        threads = {r: f.done() for r, f in self._given() if f}
+        known = {
             *_members(worker.reserved_requests),
             *_members(worker.active_requests),
             *_members(worker.scheduled_requests),
             *(request for bucket in self._buckets() for request in bucket),
-            # A thread acknowledges late tasks after Celery has forgotten them.
-            *(r for r, future in self._given() if future and not future.done()),
+            *threads,
         }
+        return {request for request in known if not threads.get(request)}
 
     def _starting(self) -> Iterator[Request]:
         """What the pool has and has not begun."""
@@ -253,6 +263,11 @@ def _at(state: Any, act: Callable[[Gate], object]) -> dict[str, Any]:
         return {"missing": "drainable(app)"}
     act(gate)
     return dict(gate.answer())
+
+
+def _named(request: Request) -> str:
+    """For the report; whoever sends a task chooses its id."""
+    return f"{request.name}[{request.id}]"[:NAME_MAXIMUM]
 
 
 def _members(group: Iterable[Any]) -> list[Any]:
