@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +25,14 @@ with extra("taskiq"):
 POP = 0.25  # seconds until a pop from an empty list looks up
 PAUSE = 0.2  # seconds before a message that could not be put back is tried again
 CANCEL_AGAIN = 0.05  # seconds
+REMEMBERED = 24 * 3600  # seconds in which it can be tried again
 PAGE = 1000  # entries of a stream that are looked at in one go
+
+_PUT_BACK = """
+if redis.call('SET', KEYS[2], 1, 'NX', 'EX', ARGV[2]) then
+    redis.call('RPUSH', KEYS[1], ARGV[1])
+end
+"""
 
 Message = bytes | AckableMessage
 Step = asyncio.Task[Message]
@@ -113,11 +121,16 @@ class ListQueue:
         yield _ListPull(self._broker)
 
     async def give_back(self, message: Message) -> int:
-        """Put it back where it was, at the head, however long that takes."""
+        """Put it back where it was, at the head, however long that takes.
+
+        Once, also where only the answer got lost: somebody may have popped it.
+        """
+        keys = [self._broker.queue_name, f"drainmw:taskiq:back:{uuid.uuid4().hex}"]
+        arguments = [data_of(message), REMEMBERED]
         async with _client(self._broker) as redis:
             while True:
                 try:
-                    await redis.rpush(self._broker.queue_name, data_of(message))
+                    await redis.eval(_PUT_BACK, len(keys), *keys, *arguments)
                     return 1
                 except (RedisError, OSError):
                     await asyncio.sleep(PAUSE)
