@@ -7,8 +7,10 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as NoConnection
 from taskiq import AckableMessage
 from taskiq.api import run_receiver_task
@@ -20,7 +22,7 @@ from drainmw.sources.remote import RemoteSource
 from drainmw.sources.taskiq import TaskiqWorkers
 from drainmw.sources.taskiqqueues import Message
 from tests.engines.drains import named_at_the_deadline, quiet_while_requests_are_busy
-from tests.engines.journal import Journal
+from tests.engines.journal import Journal, work
 from tests.engines.scenario import (
     SLOTS,
     all_ran_once,
@@ -273,6 +275,52 @@ async def test_a_receiver_of_taskiqs_own_fails_a_hold(redis_url: str) -> None:
     await asyncio.gather(listens, return_exceptions=True)
     await source.hold()
     await broker.shutdown()
+
+
+async def test_a_call_that_outlives_its_timeout_counts_until_it_ends(
+    redis_url: str, journal: Journal
+) -> None:
+    """Taskiq waits no more for what runs in a thread, and cannot end it."""
+    async with here(on_a_list, redis_url, journal) as engine:
+        block = engine.broker.register_task(work, "block", timeout=0.1)
+        await block.kicker().with_task_id("x").kiq(str(journal.path), "x", 0.5)
+        await journal.until(journal.started, "it runs")
+        await engine.source.hold()
+        await asyncio.sleep(0.2)
+        assert engine.source.count() == Counts(jobs=1)
+        assert [piece.id for piece in engine.source.running()] == ["x"]
+        await engine.source.settled()
+        assert journal.ended() == ["x"]
+
+
+async def test_what_went_back_with_a_lost_answer_goes_back_once(
+    redis_url: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J4: somebody else may run it before it is tried again."""
+    execute: Any = Redis.execute_command
+    lost: list[str] = []
+
+    async def lose(self: Redis, *command: Any, **options: Any) -> Any:
+        answer = await execute(self, *command, **options)
+        if command[0] in ("EVAL", "RPUSH") and not lost:
+            lost.append(command[0])
+            await all_ran_once(journal, [f"job-{n}" for n in range(8)])
+            raise NoConnection("Connection lost")
+        return answer
+
+    async with (
+        here(on_a_list, redis_url, journal, max_prefetch=4) as old,
+        here(on_a_list, redis_url, journal, starts=False) as new,
+    ):
+        await old.enqueue([f"job-{n}" for n in range(8)], 0.2)
+        await journal.until(lambda: len(journal.started()) == SLOTS, "old is busy")
+        monkeypatch.setattr(Redis, "execute_command", lose)
+        await old.source.hold()
+        new.start()
+        await old.source.settled()
+        await asyncio.sleep(0.2)
+        assert lost
+        await all_ran_once(journal, [f"job-{n}" for n in range(8)])
 
 
 def test_a_broker_of_another_kind_is_refused() -> None:
