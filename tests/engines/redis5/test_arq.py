@@ -172,8 +172,7 @@ async def test_a_worker_that_died_is_unknown(redis_url: str, journal: Journal) -
         await engine.enqueue(["x"], 0.1)
         await journal.until(journal.started, "it runs")
         await release.client.begin(timeoutMs=1000)
-        await journal.until(journal.ended, "it has run")
-        await asyncio.sleep(0)
+        await asyncio.wait([engine.worker.tasks["x"]])
         for _ in range(2):  # at once, and when the worker has noticed
             with pytest.raises(SourceUnavailable, match=r"died: .*broker is gone"):
                 engine.source.count()
