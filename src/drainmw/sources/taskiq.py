@@ -25,15 +25,15 @@ from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.doers import doers
 from drainmw.sources.extras import extra
-from drainmw.sources.taskiqqueues import Message, Pull, Queue, Step, data_of, queue_of
+from drainmw.sources.taskiqqueues import Message, Pull, Step, data_of, queue_of
 from drainmw.text import failure_text
 
 with extra("taskiq"):
-    from redis.exceptions import RedisError
     from taskiq.abc.broker import AsyncBroker
     from taskiq.receiver import Receiver
 
 RENEWAL = 0.25  # of a lease, after which it is renewed: three attempts may fail
+LEAST = 0.05  # seconds between two renewals
 
 
 class TaskiqWorkers:
@@ -58,6 +58,8 @@ class TaskiqWorkers:
         self._pulling: set[object] = set()  # receivers to whom something may come
         self._trouble: Exception | None = None
         self._changes = Pulse()
+        self._listeners = 0
+        self._keeper: asyncio.Task[None] | None = None  # renews the leases
 
     @property
     def receiver(self) -> type[Receiver]:
@@ -120,6 +122,36 @@ class TaskiqWorkers:
 
     # What the receivers tell
 
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Leases are renewed meanwhile, held or not, and until the last task ended."""
+        self._listeners += 1
+        is_kept = self._keeper is not None and not self._keeper.done()
+        if self._queue.lease is not None and not is_kept:
+            keeping = self._keep(self._queue.lease)
+            self._keeper = asyncio.create_task(keeping, name="drainmw taskiq leases")
+        try:
+            yield
+        finally:
+            self._listeners -= 1
+            self._let_go()
+
+    async def _keep(self, lease: float) -> None:
+        while True:
+            await asyncio.sleep(max(LEAST, lease * RENEWAL))
+            try:
+                await self._queue.renew()
+            except Exception as exc:  # of any kind: the next one may succeed
+                logger().warning("leases not renewed", error=failure_text(exc))
+
+    def _let_go(self) -> None:
+        """Renew no more, once nobody listens and nothing runs."""
+        if not (self._listeners or self._leases):
+            self._queue.forget()
+            if self._keeper is not None:
+                self._keeper.cancel()
+                self._keeper = None
+
     @contextlib.asynccontextmanager
     async def _pull(self) -> AsyncIterator[Pull]:
         """A pull; afterwards nothing is on its way here, and nothing waits here."""
@@ -157,6 +189,7 @@ class TaskiqWorkers:
         self._waiting.discard(lease)
         self._queue.ended(self._leases.pop(lease).message)
         self._changes.beat()
+        self._let_go()
 
     async def _give_back(self, message: Message) -> None:
         self.handed_back += await self._queue.give_back(message)
@@ -222,7 +255,7 @@ class _Receiver(Receiver):
             if self.agent is not None:
                 directory, name = self.agent
                 await ends.enter_async_context(Agent(self.workers, directory, name))
-            await ends.enter_async_context(_kept(self.workers._queue))
+            ends.enter_context(self.workers._listening())
             try:
                 if self.run_startup:
                     await self.broker.startup()
@@ -309,29 +342,6 @@ class _Receiver(Receiver):
             return True
         async with _first(self.workers._shut) as stop:
             return await _acquired(self.sem, stop)
-
-
-@contextlib.asynccontextmanager
-async def _kept(queue: Queue) -> AsyncIterator[None]:
-    """Renew the leases meanwhile, also while it is held."""
-
-    async def keep(lease: float) -> None:
-        while True:
-            await asyncio.sleep(lease * RENEWAL)
-            try:
-                await queue.renew()
-            except (RedisError, OSError) as exc:
-                logger().warning("leases not renewed", error=failure_text(exc))
-
-    if queue.lease is None:
-        yield
-        return
-    task = asyncio.create_task(keep(queue.lease), name="drainmw taskiq leases")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +32,26 @@ if redis.call('SET', KEYS[2], 1, 'NX', 'EX', ARGV[2]) then
     redis.call('RPUSH', KEYS[1], ARGV[1])
 end
 """
+
+_SEND_AGAIN = """
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
+local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
+if pending and pending[2] ~= ARGV[2] or entry and not pending then
+    return 0 -- another consumer has claimed it, or has had it
+end
+local number = 0
+if entry then
+    redis.call('XADD', KEYS[1], '*', unpack(entry[2]))
+    number = 1
+elseif ARGV[4] ~= '' and redis.call('SET', KEYS[2], 1, 'NX', 'EX', ARGV[5]) then
+    -- a stream with a greatest length has dropped it
+    redis.call('XADD', KEYS[1], '*', 'data', ARGV[4])
+    number = 1
+end
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
+return number
+"""
+"""Sends a copy of an entry of a consumer, and acknowledges it; how many there are."""
 
 Message = bytes | AckableMessage
 Step = asyncio.Task[Message]
@@ -76,6 +95,10 @@ class Queue(Protocol):
 
     async def renew(self) -> None:
         """All that is here, and has not ended."""
+        ...
+
+    def forget(self) -> None:
+        """Nobody pulls, and nothing that was delivered is given back."""
         ...
 
 
@@ -125,7 +148,7 @@ class ListQueue:
 
         Once, also where only the answer got lost: somebody may have popped it.
         """
-        keys = [self._broker.queue_name, f"drainmw:taskiq:back:{uuid.uuid4().hex}"]
+        keys = [self._broker.queue_name, _new_key()]
         arguments = [data_of(message), REMEMBERED]
         async with _client(self._broker) as redis:
             while True:
@@ -144,6 +167,9 @@ class ListQueue:
 
     async def renew(self) -> None:
         """There are no leases."""
+
+    def forget(self) -> None:
+        """There is nothing: a pop brings one message."""
 
 
 class _ListPull:
@@ -179,27 +205,28 @@ class StreamQueue:
     def __init__(self, broker: RedisStreamBroker) -> None:
         self.lease = broker.idle_timeout / 1000
         self._broker = broker
+        self._ready: dict[_Place, _Entry] = {}
+        """What was delivered and not pulled, by all who pull."""
         self._here: dict[_Place, bool] = {}
-        """Those that are not acknowledged; whether they are to be renewed."""
+        """What was pulled and not acknowledged; whether it is to be renewed."""
         self._pulls = 0
         self._turn = asyncio.Lock()  # nobody pulls while entries are given back
 
     @contextlib.asynccontextmanager
     async def pull(self) -> AsyncIterator[Pull]:
-        """What was delivered and not pulled is pending and nobody's afterwards."""
+        """What was delivered and not pulled is left to whoever pulls on."""
         async with self._turn:
             self._pulls += 1
-        pull = _StreamPull(self)
         try:
-            yield pull
+            yield _StreamPull(self)
         finally:
-            for entry in pull.ready:
-                self._here.pop(entry.place, None)
             self._pulls -= 1
 
     async def give_back(self, message: Message) -> int:
         """Leave it to `give_back_unread`: a copy and its acknowledgement are one."""
-        self._here.pop(_place_of(message), None)
+        entry = _entry_of(message)
+        self._here.pop(entry.place, None)
+        self._ready[entry.place] = entry
         return 0
 
     async def give_back_unread(self) -> int:
@@ -214,34 +241,55 @@ class StreamQueue:
 
     def ended(self, message: Message) -> None:
         """Its lease may run out: it was acknowledged, or is not to be here."""
-        if _place_of(message) in self._here:
-            self._here[_place_of(message)] = False
+        place = _entry_of(message).place
+        if place in self._here:
+            self._here[place] = False
 
     async def renew(self) -> None:
         """Claim them from ourselves, which is a delivery that is not counted."""
-        leases = [place for place, is_renewed in self._here.items() if is_renewed]
-        async with _client(self._broker) as redis:
+        leases = [*self._ready, *self._running()]
+        async with _client(self._broker).pipeline(transaction=False) as each:
             for stream in {place.stream for place in leases}:
                 ids = [place.id for place in leases if place.stream == stream]
-                await redis.xclaim(stream, *self._consumer, 0, ids, justid=True)
+                each.xclaim(stream, *self._consumer, 0, ids, justid=True)
+            await each.execute()
 
-    async def read(self, ready: deque[_Entry]) -> None:
+    def forget(self) -> None:
+        """Renew nothing any more that has not started: it is another one's in time."""
+        self._ready.clear()
+
+    async def next(self) -> _Entry:
+        """Wait for an entry, if there is none; it is pulled from now on."""
+        while not self._ready:
+            await self._read()
+        place = next(iter(self._ready))
+        self._here[place] = True
+        return self._ready.pop(place)
+
+    async def _read(self) -> None:
         """Wait for entries; with some of them, take over those of the dead."""
         broker = self._broker
         async with _client(broker) as redis:
             streams = self._streams()
+            # What ends while one asks is not to run again.
+            here = frozenset([*self._ready, *self._here])
             for stream, entries in await redis.xreadgroup(
                 *self._consumer, streams, count=broker.count, block=broker.block
             ):
-                ready.extend(self._entries(stream.decode(), entries))
-            for stream in streams if ready else ():
+                self._deliver(stream.decode(), entries, here)
+            for stream in streams if self._ready else ():
+                here = frozenset([*self._ready, *self._running()])
                 _, entries, *_ = await redis.xautoclaim(
                     stream,
                     *self._consumer,
                     min_idle_time=broker.idle_timeout,
                     count=broker.unacknowledged_batch_size,
                 )
-                ready.extend(self._entries(stream, entries))
+                self._deliver(stream, entries, here)
+
+    def _running(self) -> Iterator[_Place]:
+        """Those that were pulled and have not ended."""
+        return (place for place, runs in self._here.items() if runs)
 
     @property
     def _consumer(self) -> tuple[str, str]:
@@ -251,41 +299,54 @@ class StreamQueue:
         """And from where on each is read."""
         return {self._broker.queue_name: ">", **self._broker.additional_streams}
 
-    def _entries(
-        self, stream: str, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]
-    ) -> Iterator[_Entry]:
-        """Those of them that are not here already, which are from now on."""
+    def _deliver(
+        self,
+        stream: str,
+        entries: Iterable[tuple[bytes, dict[bytes, bytes]]],
+        here: frozenset[_Place],
+    ) -> None:
+        """They are ready, but for those that are here, or were when one asked."""
         for id, fields in entries:
             place = _Place(stream, id)
-            if place not in self._here and fields:  # one that was trimmed has none
-                self._here[place] = True
-                acknowledge = functools.partial(self._acknowledge, place)
-                yield _Entry(data=fields[b"data"], ack=acknowledge, place=place)
+            if place in here or self._here.get(place) or not fields:
+                continue  # one that was trimmed has no fields
+            acknowledge = functools.partial(self._acknowledge, place)
+            entry = _Entry(data=fields[b"data"], ack=acknowledge, place=place)
+            self._ready.setdefault(place, entry)
 
     async def _acknowledge(self, place: _Place) -> None:
-        async with _client(self._broker) as redis:
-            await redis.xack(place.stream, self._broker.consumer_group_name, place.id)
+        await self._broker._ack_generator(place.id, place.stream)()  # type: ignore[arg-type]
         self._here.pop(place, None)
 
     async def _give_back(
         self, redis: Any, stream: str, taken: frozenset[_Place]
     ) -> int:
+        number = 0
+        async for id in self._pending(redis, stream):
+            place = _Place(stream, id)
+            if place not in taken:
+                number += await self._send_again(redis, place)
+        for place in [place for place in self._ready if place.stream == stream]:
+            number += await self._send_again(redis, place)  # it was trimmed
+        return number
+
+    async def _pending(self, redis: Any, stream: str) -> AsyncIterator[bytes]:
+        """The ids of what was delivered to this consumer."""
         group, consumer = self._consumer
-        number, first = 0, "-"
+        first = "-"
         while page := await redis.xpending_range(
             stream, group, first, "+", PAGE, consumername=consumer
         ):
             for pending in page:
-                id = pending["message_id"]
-                if _Place(stream, id) in taken:
-                    continue
-                for _, fields in await redis.xrange(stream, id, id):
-                    async with redis.pipeline(transaction=True) as both:
-                        both.xadd(stream, fields)
-                        both.xack(stream, group, id)
-                        await both.execute()
-                    number += 1
+                yield pending["message_id"]
             first = f"({page[-1]['message_id'].decode()}"
+
+    async def _send_again(self, redis: Any, place: _Place) -> int:
+        entry = self._ready.get(place)
+        told = (*self._consumer, place.id, entry.data if entry else b"", REMEMBERED)
+        keys = [place.stream, _new_key()]
+        number: int = await redis.eval(_SEND_AGAIN, len(keys), *keys, *told)
+        self._ready.pop(place, None)
         return number
 
 
@@ -302,14 +363,10 @@ class _StreamPull:
     """What is delivered while it is cancelled is pending, and is found there."""
 
     def __init__(self, queue: StreamQueue) -> None:
-        self.ready: deque[_Entry] = deque()
-        """What was delivered and not pulled."""
         self._queue = queue
 
     async def step(self) -> Message:
-        while not self.ready:
-            await self._queue.read(self.ready)
-        return self.ready.popleft()
+        return await self._queue.next()
 
     async def close(self, step: Step) -> Message | None:
         while not step.done():
@@ -319,15 +376,20 @@ class _StreamPull:
         return await _brought(step)
 
 
-def _place_of(message: Message) -> _Place:
+def _entry_of(message: Message) -> _Entry:
     assert isinstance(message, _Entry), "a stream's pull gives nothing else"
-    return message.place
+    return message
 
 
 async def _brought(step: Step) -> Message | None:
     """What it brings; nothing if it was cancelled."""
     await asyncio.wait({step})
     return None if step.cancelled() else step.result()
+
+
+def _new_key() -> str:
+    """Of what a client does once, though it tries again where an answer got lost."""
+    return f"drainmw:taskiq:back:{uuid.uuid4().hex}"
 
 
 def _client(broker: ListQueueBroker | RedisStreamBroker) -> Any:
