@@ -87,6 +87,7 @@ class DrainableWorker(Worker):
         self.queue_class = type("Queue", asking, {"gate": self})  # type: ignore[assignment]
         self._own: _Keys | None = None
         self._is_busy = False
+        self._looks_for_scheduler = True
         self._looked_for_scheduler = 0.0
 
     def register_birth(self) -> None:
@@ -151,6 +152,7 @@ class DrainableWorker(Worker):
             date_format=date_format,
             log_format=log_format,
         )
+        self._looks_for_scheduler = not burst
         if not scheduler.acquire_locks(auto_start=not burst) or not burst:
             return
         try:
@@ -163,7 +165,9 @@ class DrainableWorker(Worker):
     def _look_for_scheduler(self) -> None:
         """Run one soon after another release has let go; RQ looks each ten minutes."""
         scheduler, now = self.scheduler, time.monotonic()
-        if scheduler is None or now - self._looked_for_scheduler < LONGEST_PULL:
+        if scheduler is None or not self._looks_for_scheduler:
+            return
+        if now - self._looked_for_scheduler < LONGEST_PULL:
             return
         self._looked_for_scheduler = now
         process = scheduler._process
