@@ -202,6 +202,30 @@ async def test_a_fire_that_nobody_was_there_for_is_made_up_for_within_an_hour(
     assert cron.enqueue_jobs() == []
 
 
+async def test_a_fire_that_came_due_in_a_long_hold_is_not_given_up(
+    blue: Release, cron: Cron
+) -> None:
+    """J8: of a cron that was there, for longer than what is made up for."""
+    cron.created_at = now() - timedelta(hours=3)
+    due = now() - timedelta(hours=2)
+    cron.job.interval, cron.job.cron = None, f"{due.astimezone():%M %H} * * *"
+    long_ago(cron, seconds=23 * 3600)
+    await blue.clock.hold()
+    assert cron.enqueue_jobs() == []
+    await blue.clock.release()
+    assert cron.enqueue_jobs() == [cron.job]
+    assert cron.enqueue_jobs() == []
+
+
+async def test_a_host_whose_clock_is_ahead_silences_no_cron(cron: Cron) -> None:
+    """It was the last to enqueue this job."""
+    ahead = now() + timedelta(hours=1)
+    cron_job_registry.add(cron.job.name, cron.connection, ahead.timestamp())
+    assert cron.enqueue_jobs() == []
+    assert cron.job.next_enqueue_time is not None
+    assert cron.job.next_enqueue_time <= now() + timedelta(seconds=60)
+
+
 async def test_jobs_of_one_name_are_each_on_its_own(blue: Release, cron: Cron) -> None:
     """Nobody knows which of them another release has enqueued."""
     cron_job_registry.add(cron.job.name, cron.connection)
@@ -285,6 +309,34 @@ async def test_what_is_due_while_one_is_held_another_release_enqueues(
     assert old.acquired_locks == {"work"}
 
 
+async def test_a_scheduler_looks_for_each_lock_that_it_lacks(
+    blue: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RQ's own looks each ten minutes, and so would a queue stand still."""
+    both = DrainableScheduler(["work", "mail"], "blue", connection=blue.redis)
+    other = DrainableScheduler(["mail"], "green", connection=blue.redis)
+    for scheduler in (both, other):
+        scheduler.register_birth()
+    both.acquire_locks()
+    assert not both.should_reacquire_locks
+    await blue.clock.hold()
+    both.enqueue_scheduled_jobs()
+    assert other.acquire_locks() == {"mail"}
+    await blue.clock.release()
+    assert both.acquire_locks() == {"work"}
+    assert both.should_reacquire_locks  # it had to let go of mail
+    other.release_locks()
+    assert both.acquire_locks() == {"mail", "work"}
+    both.release_locks()
+    other.acquire_locks()
+    assert both.acquire_locks() == {"work"}
+    assert not both.should_reacquire_locks  # it has just looked
+    monkeypatch.setattr("drainmw.sources.rqclock.LOCK_PAUSE", 0)
+    assert both.should_reacquire_locks
+    end(both)
+    end(other)
+
+
 async def test_a_worker_starts_a_scheduler_once_another_has_let_go(
     blue: Release, schedulers: list[Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +390,11 @@ async def test_a_worker_that_stops_when_nothing_is_left_is_held_too(
     await blue.clock.release()
     worker._start_scheduler(burst=True)
     assert len(blue.queue) == 1
+    worker.register_birth()
+    assert worker.may_pull()
+    assert worker.scheduler is not None
+    assert worker.scheduler._process is None  # it looks once, and runs none
+    worker.register_death()
     assert blue.redis.hvals("drainmw:rq:blue:clocks") == [b"left", b"left"]
     assert list(blue.redis.scan_iter("rq:scheduler-lock:*")) == []
     end(first)

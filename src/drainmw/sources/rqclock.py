@@ -49,8 +49,9 @@ with extra("rq"):
 
 HELD_PAUSE = 0.2  # seconds between two looks of a cron that is held
 CATCH_UP = timedelta(hours=1)
-"""What a cron expression is overdue by more is not made up for."""
+"""What a cron expression was overdue by more, as its cron came up, is given up."""
 
+LOCK_PAUSE = 5.0  # seconds between two looks for a lock that another one has
 LOOK_PATIENCE = 0.5  # seconds that a hold waits for a look that is under way
 
 
@@ -105,12 +106,14 @@ class DrainableCron(CronScheduler):
                 continue
             job.set_enqueue_time(last)
             due = job.next_enqueue_time
-            if job.cron and due and now() - due > CATCH_UP:
-                job.set_enqueue_time(now())
+            if job.cron and due and self.created_at - due > CATCH_UP:
+                job.set_enqueue_time(self.created_at)
 
     def _last(self, name: str) -> datetime | None:
         last = self.connection.zscore(cron_job_registry.get_registry_key(), name)
-        return None if last is None else datetime.fromtimestamp(last, UTC)
+        if last is None:
+            return None
+        return min(datetime.fromtimestamp(last, UTC), now())  # a clock may be ahead
 
     @property
     def _post(self) -> _Post:
@@ -125,8 +128,9 @@ class DrainableScheduler(RQScheduler):
     def __init__(self, queues: Any, release: str, **options: Any) -> None:
         super().__init__(queues, **options)
         self._post = _Post(self.name, release)
-        self._let_go = False
-        """It had to, and has got no lock since."""
+        self._let_go: set[str] = set()
+        """Of which queues it had to, and has got no lock since."""
+        self._looked_for_locks = 0.0
 
     def register_birth(self) -> None:
         """Be known before anything is enqueued."""
@@ -140,15 +144,19 @@ class DrainableScheduler(RQScheduler):
 
     @property
     def should_reacquire_locks(self) -> bool:
-        """Soon after a hold, but not while it lasts."""
+        """Soon after a hold, but not while it lasts; of all queues."""
+        if self._queue_names == self.acquired_locks:
+            return False
         if self._post.still_is_held(self.connection):
             return False
-        return self._let_go or bool(super().should_reacquire_locks)
+        waited = time.monotonic() - self._looked_for_locks
+        return bool(self._let_go) or waited >= LOCK_PAUSE
 
     def acquire_locks(self, auto_start: bool = False) -> set[str]:
         """As RQ's own."""
+        self._looked_for_locks = time.monotonic()
         locks: set[str] = super().acquire_locks(auto_start)  # type: ignore[no-untyped-call]
-        self._let_go = self._let_go and not locks
+        self._let_go -= locks
         return locks
 
     def enqueue_scheduled_jobs(self) -> None:
@@ -159,7 +167,7 @@ class DrainableScheduler(RQScheduler):
             finally:
                 self._post.has_looked(self.connection)
         elif self.acquired_locks:
-            self._let_go = True
+            self._let_go |= self.acquired_locks
             self.release_locks()  # type: ignore[no-untyped-call]
 
 
