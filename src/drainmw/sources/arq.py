@@ -19,6 +19,7 @@ from typing import Any
 from drainmw.agent import Agent
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import Pulse
+from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.extras import extra
 from drainmw.text import failure_text, kind_of
@@ -28,6 +29,7 @@ with extra("arq"):
     from arq.cron import CronJob
     from arq.utils import to_unix_ms
     from arq.worker import Worker, create_worker
+    from redis.exceptions import RedisError
 
 FIRED = "drainmw:fired"
 """Keys of this beginning tell every release which cron jobs have been enqueued."""
@@ -163,7 +165,10 @@ class ArqWorker:
         lease = self._worker.in_progress_timeout_s
         if time.monotonic() - self._renewed >= RENEWAL * lease:
             self._renewed = time.monotonic()
-            await self._renew(round(lease * 1000))
+            try:
+                await self._renew(round(lease * 1000))
+            except (RedisError, OSError) as exc:  # which is not to end the worker
+                logger().warning("leases not renewed", error=failure_text(exc))
         await self._beat()
 
     async def _renew(self, milliseconds: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.arq import ArqWorker
@@ -157,6 +158,30 @@ async def test_jobs_that_outlast_their_leases_run_once(
         await all_ran_once(journal, ["a", "b"])
         await blue.source.settled()
         assert await blue.pool.keys("arq:in-progress:*") == []
+
+
+async def test_a_lease_that_cannot_be_renewed_ends_no_worker(
+    redis_url: str, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a broker can be read, and not be written to, for a while."""
+    async with here(redis_url, journal, starts=False) as engine:
+        engine.worker.in_progress_timeout_s = 0.4
+        renew, fails = engine.source._renew, asyncio.Event()
+
+        async def fail_once(milliseconds: int) -> None:
+            if not fails.is_set():
+                fails.set()
+                raise ResponseError("READONLY You can't write")
+            await renew(milliseconds)
+
+        engine.source._renew = fail_once  # type: ignore[method-assign]
+        engine.start()
+        await engine.enqueue(["a"], 0.6)
+        await all_ran_once(journal, ["a"])
+        await engine.enqueue(["b"], 0.0)
+        await all_ran_once(journal, ["a", "b"])
+        assert engine.source.count() == Counts()
+    assert 'leases not renewed error="READONLY' in caplog.text
 
 
 async def test_a_worker_that_died_is_unknown(redis_url: str, journal: Journal) -> None:
