@@ -1,6 +1,7 @@
 """Taskiq's broker in memory, whose tasks run in the process that sends them."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -179,6 +180,29 @@ async def test_a_task_that_is_not_known_is_uncounted(engine: Engine) -> None:
     with pytest.raises(UnknownTaskError):
         await engine.broker.kick(message)
     assert engine.source.count() == Counts()
+
+
+@pytest.mark.parametrize("await_inplace", [False, True])
+async def test_a_thread_counts_until_it_ends_though_its_timeout_has_passed(
+    await_inplace: bool,
+) -> None:
+    """Taskiq has its result by then, and nothing ends the thread."""
+    engine, go = Engine(await_inplace=await_inplace), threading.Event()
+    engine.broker.register_task(lambda: go.wait(5), "thread")
+    task = engine.broker.find_task("thread")
+    assert task is not None
+    sent = await task.kicker().with_labels(timeout=0.02).kiq()
+    assert (await sent.wait_result(timeout=5)).is_err
+    await calm()
+    assert engine.source.count() == Counts(jobs=1)
+    settled = asyncio.create_task(engine.source.settled())
+    await calm()
+    assert not settled.done()
+    go.set()
+    async with asyncio.timeout(5):
+        await settled
+    assert engine.source.count() == Counts()
+    await engine.broker.shutdown()
 
 
 async def test_what_was_not_sent_is_not_counted(engine: Engine) -> None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,6 +24,7 @@ from drainmw.log import logger
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.doers import doers
 from drainmw.sources.extras import extra
+from drainmw.sources.taskiqcalls import Calls, current_lease
 from drainmw.sources.taskiqqueues import Message, Pull, Step, data_of, queue_of
 from drainmw.text import failure_text
 
@@ -204,39 +204,6 @@ class _Lease(NamedTuple):
     since: float  # monotonic seconds
 
 
-class _Calls(Executor):
-    """Where the calls of a receiver run; it knows the one of each lease."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._calls: dict[object, Future[Any]] = {}
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
-        """As the executor does."""
-        call = self._executor.submit(fn, *args, **more)
-        self._calls[_lease.get()] = call
-        return call
-
-    def after(self, lease: object, end: Callable[[object], None]) -> None:
-        """Call `end` in this loop, once the call of that lease is over."""
-        loop = asyncio.get_running_loop()
-        call = self._calls.pop(lease, None)
-        if call is None or call.done():
-            end(lease)
-            return
-
-        def tell(_: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # that loop has been closed
-                loop.call_soon_threadsafe(end, lease)
-
-        call.add_done_callback(tell)
-
-
-_lease: contextvars.ContextVar[object] = contextvars.ContextVar(
-    "drainmw_taskiq_lease", default=None
-)
-
-
 class _Receiver(Receiver):
     """Listens while its source is open. Taskiq makes it, and runs it."""
 
@@ -247,7 +214,7 @@ class _Receiver(Receiver):
         self, broker: AsyncBroker, executor: Executor | None = None, **options: Any
     ) -> None:
         super().__init__(broker, executor, **options)
-        self.executor = self._calls = _Calls(executor or ThreadPoolExecutor())
+        self.executor = self._calls = Calls(executor or ThreadPoolExecutor())
 
     async def listen(self, finish_event: asyncio.Event) -> None:
         """As Taskiq's own, but for holds."""
@@ -316,7 +283,7 @@ class _Receiver(Receiver):
             await self.workers._give_back(late)
 
     async def _work(self, lease: object, message: Message) -> None:
-        _lease.set(lease)  # in this task, which has a context of its own
+        current_lease.set(lease)  # in this task, which has a context of its own
         if self.sem is None:  # no bound on what runs: the other is on what waits
             self.sem_prefetch.release()
         try:

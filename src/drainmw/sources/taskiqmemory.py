@@ -17,6 +17,7 @@ from drainmw.errors import IntakeRefused, Misuse
 from drainmw.sources.extras import extra
 from drainmw.sources.feeding import Work, current
 from drainmw.sources.jobs import JobSource
+from drainmw.sources.taskiqcalls import Calls, current_lease
 
 with extra("taskiq"):
     from taskiq import InMemoryBroker
@@ -53,10 +54,12 @@ class TaskiqInMemory(JobSource):
         if "kick" in vars(broker) or broker._running_tasks:
             raise Misuse("TaskiqInMemory takes a broker before anything is sent to it")
         super().__init__(name, clock=clock, is_fed=is_fed)
+        self._unbegun: dict[Work, weakref.finalize[..., Any]] = {}
         self._send, self._run = broker.kick, broker.receiver.callback
         # Of this one broker; a subclass would have to be chosen by the user.
         broker.kick = self._kick  # type: ignore[method-assign]
         broker.receiver.callback = self._callback  # type: ignore[method-assign]
+        broker.receiver.executor = self._calls = Calls(broker.executor)
         doorman = _Doorman(self)
         doorman.set_broker(broker)
         broker.middlewares.insert(0, doorman)
@@ -91,17 +94,27 @@ class TaskiqInMemory(JobSource):
         coroutine = self._counted(job, message, raise_err)
         if job is not None:
             # One that is cancelled before its first step never comes to its end.
-            weakref.finalize(coroutine, self._end, job).atexit = False
+            unbegun = weakref.finalize(coroutine, self._forget, job)
+            unbegun.atexit = False
+            self._unbegun[job] = unbegun
         return coroutine
+
+    def _forget(self, job: Work) -> None:
+        del self._unbegun[job]
+        self._end(job)
 
     async def _counted(
         self, job: Work | None, message: bytes | AckableMessage, raise_err: bool
     ) -> None:
+        if job is None:
+            return await self._run(message, raise_err)
+        self._unbegun.pop(job).detach()
+        own = current_lease.set(job)
         try:
             await self._run(message, raise_err)
         finally:
-            if job is not None:
-                self._end(job)
+            self._calls.after(job, self._end)
+            current_lease.reset(own)
 
 
 class _Doorman(TaskiqMiddleware):
