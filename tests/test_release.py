@@ -877,6 +877,35 @@ def test_a_resume_does_not_wait_for_a_loop_that_is_busy() -> None:
     assert drain.phase == "serving"
 
 
+async def test_a_source_added_in_a_thread_just_before_a_resume_is_not_held() -> None:
+    """The loop comes to hold it when nobody wants that any more."""
+    drain, source = new_drain(), ManualSource()
+    await drain.begin(begin_request())
+    adding = threading.Thread(target=drain.add_source, args=(source,))
+    adding.start()
+    adding.join()
+    await drain.resume(NONCE)
+    await calm()
+    assert (drain.not_ready(), source.is_held) == (None, False)
+
+
+async def test_a_drain_that_was_resumed_before_its_loop_came_to_it_holds_nothing() -> (
+    None
+):
+    drain, source = new_drain(), ManualSource()
+    drain.add_source(source)
+    await drain.begin(begin_request())
+    await drain.resume(NONCE)  # so this loop is its home
+    beginning = threading.Thread(
+        target=lambda: asyncio.run(drain.begin(begin_request(OTHER_NONCE)))
+    )
+    beginning.start()
+    beginning.join()
+    await drain.resume(OTHER_NONCE)
+    await calm()
+    assert (drain.not_ready(), source.is_held) == (None, False)
+
+
 def test_a_drain_begun_while_a_resume_is_under_way_elsewhere_ends_by_itself() -> None:
     drain = new_drain()
     source = ManualSource()

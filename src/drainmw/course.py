@@ -25,6 +25,7 @@ from drainmw.core.ledger import Ledger
 from drainmw.core.roster import Roll
 from drainmw.errors import GroupError, Superseded
 from drainmw.rollcall import RollCall
+from drainmw.sources.base import Intake
 from drainmw.sources.holds import Holds, together
 from drainmw.text import failure_text
 
@@ -64,9 +65,14 @@ class Course:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start the holds of clock and pull sources, and the tasks."""
+        """Start the holds of clock and pull sources, and the tasks.
+
+        Nothing where it was resumed before this loop came to it.
+        """
         loop = asyncio.get_running_loop()
         self.loop = loop
+        if not self._is_newest():
+            return
         self._rolls.settled = False
         self._holds.start(self.run.epoch, "clock", "pull")
         if not self._stands():  # born after the verdict: only hold
@@ -77,6 +83,11 @@ class Course:
             loop.create_task(self._watch_deadline(), name="drainmw deadline"),
             loop.create_task(self._narrate(self.run), name="drainmw narrator"),
         ]
+
+    def hold(self, intake: Intake) -> None:
+        """Hold a source that has come late, unless it was resumed meanwhile."""
+        if self._is_newest():
+            self._holds.start(self.run.epoch, intake)
 
     def stop(self) -> None:
         """End the tasks; what is held stays held. From any thread."""
@@ -249,6 +260,11 @@ class Course:
                 self._expire()
             except GroupError:  # asked again until it is written
                 await asyncio.sleep(SILENCE)
+
+    def _is_newest(self) -> bool:
+        """Whether it has not been resumed, ended or not."""
+        run = self._record.read()[1].run
+        return run is not None and run.epoch == self.run.epoch
 
     def _stands(self) -> bool:
         return stands(self._record.read()[1], self.run)

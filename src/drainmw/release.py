@@ -213,7 +213,7 @@ class Drain:
         self._rolls.stirred.beat()
         course = self._course
         if course is not None and (self.ended or self._holds.has_begun(source.intake)):
-            self._at_home(self._holds.start, course.run.epoch, source.intake)
+            self._at_home(course.hold, source.intake)
 
     def own(self, name: str = "schedules") -> Owner:
         """Who may run the schedules of that name, over all releases of this app.
