@@ -326,3 +326,39 @@ def test_of_many_jobs_the_oldest_are_named() -> None:
     ids = [piece.id for piece in holding(Busy()).running()]
     assert ids == [f"job {number}" for number in range(100)]
     assert len(named) == 100
+
+
+@pytest.mark.parametrize(
+    ("piece", "named"),
+    [(Running(cast(Any, 5), 1.0), ["5"]), (Running("x", cast(Any, None)), [])],
+)
+def test_a_piece_out_of_form_breaks_no_report(piece: Running, named: list[str]) -> None:
+    class Odd(ManualSource):
+        def running(self) -> list[Running]:
+            return [piece]
+
+    assert [piece.id for piece in holding(Odd()).running()] == named
+
+
+def test_what_was_halted_in_a_loop_that_has_ended_is_released() -> None:
+    """Before its hold came to its first step."""
+
+    class Halting(ManualSource):
+        def halt(self) -> None:
+            self.is_held = True
+
+    source = Halting()
+    holds = holding(source)
+    loop = asyncio.new_event_loop()
+    loop.call_soon(holds.start, 1, "pull")
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert source.is_held
+    assert source.calls == []
+    for task in asyncio.all_tasks(loop):
+        task.cancel()  # so that no one complains
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    holds.abandon()
+    asyncio.run(holds.release(1.0))
+    assert not source.is_held

@@ -113,6 +113,7 @@ class Holds:
                 if entry.releasing is not None:
                     entry.releasing.cancel()  # held anew; it need not let go first
                 entry.entered.clear()
+                entry.touched = True
                 if isinstance(entry.source, Halts):
                     entry.source.halt()
                 entry.holding = asyncio.create_task(
@@ -317,7 +318,8 @@ def running_of(source: object) -> list[Running]:
     if not isinstance(source, Explains):
         return []
     try:
-        return list(islice(source.running(), RUNNING_MAXIMUM))
+        pieces = islice(source.running(), RUNNING_MAXIMUM)
+        return [Running(str(p.id), float(p.started), p.kind) for p in pieces]
     except Exception:
         return []
 
