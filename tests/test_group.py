@@ -362,6 +362,19 @@ def test_blockers_and_warnings_are_told(group: Group, sibling: Peer) -> None:
     assert told["warnings"] == ["mend me"]
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [('{"warnings": ["mend me"]}', [["mend me"]]), ("[1]", []), ("{", [])],
+)
+def test_what_a_sibling_of_another_version_tells_is_read_as_far_as_it_goes(
+    group: Group, sibling: Peer, written: str, read: list[list[str]]
+) -> None:
+    sibling.do(_tell)
+    (group.path / "w1.json").write_text(written)
+    assert [told["warnings"] for told in group.told()] == read
+    assert all(told["sources"] == told["blockers"] == [] for told in group.told())
+
+
 def _tell(group: Group) -> None:
     work = {"kind": "http"}
     group.tell({"blockers": [work], "warnings": ["mend me"], "sources": []})  # type: ignore[list-item]  # enough here

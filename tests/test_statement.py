@@ -9,7 +9,7 @@ from typing import Any
 from drainmw.contract import Report
 from drainmw.core.drain import Lifecycle
 from drainmw.core.roster import Worker, fold
-from drainmw.reporting import Told
+from drainmw.reporting import Told, troubles
 from drainmw.statement import report_of
 
 OWN = os.getpid()
@@ -57,8 +57,22 @@ def test_the_counts_of_a_silent_worker_are_unknown() -> None:
     assert known(report) == [(OWN, 2, 1), (OTHER, None, 1)]
 
 
+def test_a_worker_with_a_source_that_gives_no_answer_has_told_of_the_others() -> None:
+    vague = replace(worker(OTHER), counts=(0, 0, None, 0))
+    report = stated([worker(OWN), vague], OWN, OTHER)
+    assert known(report) == [(OWN, 2, 1), (OTHER, 2, 1)]
+
+
 def test_what_a_dead_worker_has_told_is_not_told() -> None:
     """One that was born in its place may not have told anything yet."""
     report = stated([worker(OWN)], OWN, OTHER)
     assert known(report) == [(OWN, 2, 1)]
     assert [blocker["path"] for blocker in report["blockers"]] == [str(OWN)]
+
+
+def test_what_all_workers_lack_is_told_once() -> None:
+    away: Any = {"name": "celery", "error": "no answer"}
+    assert troubles([away, away, {**away, "error": None}]) == {
+        "unknown": "celery: no answer"
+    }
+    assert troubles([]) == {}

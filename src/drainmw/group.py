@@ -340,11 +340,12 @@ class Group:
             draft.replace(path)
 
     def told(self) -> list[Told]:
-        """What the others have written down."""
+        """What the others have written down; a sibling may run another version."""
         found: list[Told] = []
         for slot in self._live():
-            with contextlib.suppress(OSError, ValueError):
-                found.append(json.loads((self.path / f"w{slot}.json").read_bytes()))
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                told = json.loads((self.path / f"w{slot}.json").read_bytes())
+                found.append({"blockers": [], "warnings": [], "sources": [], **told})
         return found
 
     def fileno(self) -> int:

@@ -50,7 +50,7 @@ def in_words(found: Iterable[Blocker], most: int = 3) -> str:
 
 def troubles(sources: Iterable[SourceReport]) -> dict[str, str]:
     """What keeps sources from an answer, as a fact of a log line; none if nothing."""
-    told = [f"{s['name']}: {s['error']}" for s in sources if s["error"]]
+    told = dict.fromkeys(f"{s['name']}: {s['error']}" for s in sources if s["error"])
     return {"unknown": "; ".join(told)} if told else {}
 
 

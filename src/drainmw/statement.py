@@ -58,7 +58,7 @@ def report_of(
     living = {worker.pid for worker in workers}  # a place may be another's by now
     blockers = [blocker for worker in told for blocker in worker["blockers"]]
     found = [blocker for blocker in blockers if blocker["worker"] in living]
-    silent = {worker.pid for worker in roll.unknown} - {os.getpid()}
+    silent = {worker.pid for worker in roll.silent} - {os.getpid()}
     request = run.request if run else None
     return {
         "app": app,

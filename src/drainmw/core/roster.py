@@ -58,6 +58,8 @@ class Roll:
     """The sum by kind; `None` where a live worker did not tell."""
     unknown: tuple[Worker, ...]
     """Who has not spoken, or cannot tell."""
+    silent: tuple[Worker, ...]
+    """Those of them who have not spoken."""
     settled: bool
     """Every live worker has spoken, and its work and its sources have ended."""
     valid: bool
@@ -100,6 +102,7 @@ def fold(workers: Iterable[Worker], generation: int, since: float = 0.0) -> Roll
     return Roll(
         counts=counts,
         unknown=(*silent, *vague),
+        silent=tuple(silent),
         settled=not silent and all(w.settled for w in spoken),
         valid=all(w.valid for w in spoken),
         who=tuple(w.who or f"worker {w.pid}" for w in (*silent, *vague)),
