@@ -30,7 +30,9 @@ def _mask(
 ) -> MutableMapping[str, Any]:
     """The first processor: `exc_info` in whatever form, fit to be shown."""
     given = event.get("exc_info")
-    exc = given if isinstance(given, BaseException) else sys.exc_info()[1]
+    exc = given[1] if isinstance(given, tuple) else given
+    if not isinstance(exc, BaseException):
+        exc = sys.exc_info()[1]
     if given and exc is not None:
         text = "".join(traceback.format_exception(exc))
         shown = without_credentials(text)
