@@ -41,7 +41,7 @@ from drainmw.sources.base import BlockingSource, WorkSource
 from drainmw.sources.holds import number_of, running_of, whole
 from drainmw.sources.inloop import InLoop
 from drainmw.sources.threaded import Lane
-from drainmw.text import failure_text
+from drainmw.text import failure_text, kind_of
 
 LIVE = ".sock"
 LEFT = ".left"
@@ -75,7 +75,8 @@ class Agent:
             Misuse: It is no source, or the name cannot be that of a file.
         """
         self.name = str(os.getpid()) if name is None else name
-        if not _NAME.fullmatch(self.name):
+        given: object = self.name
+        if not isinstance(given, str) or not _NAME.fullmatch(given):
             raise Misuse(
                 f"an agent's name is up to 64 letters, digits and _.@-, "
                 f"not {self.name!r}"
@@ -292,13 +293,14 @@ class Agent:
 
 
 def _blocking(source: BlockingSource | WorkSource) -> BlockingSource:
-    if inspect.iscoroutinefunction(getattr(source, "hold", None)):
-        if isinstance(source, WorkSource):
-            return InLoop(source)
-    elif isinstance(source, BlockingSource):
-        return source
+    if not isinstance(source, type):
+        if inspect.iscoroutinefunction(getattr(source, "hold", None)):
+            if isinstance(source, WorkSource):
+                return InLoop(source)
+        elif isinstance(source, BlockingSource):
+            return source
     raise Misuse(
-        f"{type(source).__name__} is no source: it needs hold, count, settled and "
+        f"{kind_of(source)} is no source: it needs hold, count, settled and "
         "release as coroutines, or hold, count, settle and release"
     )
 

@@ -317,8 +317,13 @@ async def test_a_worker_needs_a_release(blue: Release) -> None:
             RQWorkers(blue.redis, "blue", expected=cast(Any, number))
     with pytest.raises(Misuse, match="not None; its processes are told by"):
         RQWorkers(blue.redis, cast(Any, None))
-    for wrong in ("redis://host", blue.queue, AsyncRedis()):
-        with pytest.raises(Misuse, match=r"takes a Redis, such as Redis\.from_url"):
+    refused = r"takes a Redis, such as redis\.Redis\.from_url\(url\), not "
+    for wrong, named in (
+        ("redis://host", "str"),
+        (blue.queue, "Queue"),
+        (AsyncRedis(), "that of redis.asyncio.client"),
+    ):
+        with pytest.raises(Misuse, match=f"{refused}{named}"):
             RQWorkers(cast(Any, wrong), "blue")
 
 

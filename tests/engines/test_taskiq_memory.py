@@ -246,7 +246,7 @@ async def test_what_could_not_be_counted_is_refused(
     engine: Engine, journal: Journal
 ) -> None:
     broker: Any = ListQueueBroker("redis://127.0.0.1")
-    with pytest.raises(Misuse, match="an InMemoryBroker, not a ListQueueBroker"):
+    with pytest.raises(Misuse, match="an InMemoryBroker, not ListQueueBroker"):
         TaskiqInMemory(broker)
     with pytest.raises(Misuse, match="before anything is sent"):
         TaskiqInMemory(engine.broker)

@@ -660,8 +660,8 @@ def test_two_agents_of_one_name_cannot_be(agents: Agents) -> None:
         agent.start()
 
 
-@pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a" * 65])
-def test_a_name_that_is_no_file_is_refused(sockets: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a" * 65, 5])
+def test_a_name_that_is_no_file_is_refused(sockets: Path, name: Any) -> None:
     with pytest.raises(Misuse, match="an agent's name is"):
         Agent(Engine(), sockets, name)
 
@@ -669,6 +669,8 @@ def test_a_name_that_is_no_file_is_refused(sockets: Path, name: str) -> None:
 def test_an_agent_needs_a_source(sockets: Path) -> None:
     with pytest.raises(Misuse, match="object is no source: it needs hold"):
         Agent(object(), sockets)  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="the class Engine is no source"):
+        Agent(Engine, sockets)  # type: ignore[arg-type]
 
 
 # Agents of an event loop

@@ -12,6 +12,7 @@ from taskiq import InMemoryBroker, ScheduledTask, ScheduleSource, TaskiqSchedule
 from taskiq.schedule_sources import LabelScheduleSource
 
 from drainmw.errors import LeaseCrowded, Misuse, OwnershipUnavailable
+from drainmw.owner import Owner
 from drainmw.sources import taskiqowned as module
 from drainmw.sources.taskiqowned import OwnedTaskiqClock
 from drainmw.testing import ManualClock
@@ -223,3 +224,11 @@ async def test_more_schedules_than_are_remembered_are_told(
 def test_what_is_no_scheduler_is_refused(wrong: Any, scene: Scene) -> None:
     with pytest.raises(Misuse, match="takes a TaskiqScheduler, not "):
         OwnedTaskiqClock(wrong, scene.homes["blue"].owner)
+
+
+@pytest.mark.parametrize("wrong", [None, "reports", Owner])
+def test_what_is_no_owner_is_refused_and_changes_nothing(wrong: Any) -> None:
+    scheduler = TaskiqScheduler(InMemoryBroker(), [])
+    with pytest.raises(Misuse, match="OwnedTaskiqClock takes an owner"):
+        OwnedTaskiqClock(scheduler, wrong)
+    assert "on_ready" not in vars(scheduler)

@@ -77,6 +77,8 @@ async def test_it_is_a_source() -> None:
 def test_a_source_that_lacks_a_part_is_refused() -> None:
     with pytest.raises(Misuse, match="object is no blocking source: it needs hold"):
         ThreadedSource("engine", "pull", object())  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match="the class Engine is no blocking source"):
+        ThreadedSource("engine", "pull", Engine)  # type: ignore[arg-type]
 
 
 async def test_each_step_is_called_in_a_thread_of_ours() -> None:

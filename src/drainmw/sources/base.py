@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from drainmw.errors import Misuse
+from drainmw.text import kind_of
 
 Intake = Literal["clock", "pull", "push"]
 """What feeds a source. Clocks are held first, because a clock makes work; push
@@ -150,3 +151,15 @@ def check_expected(number: int) -> None:
     given: object = number
     if not isinstance(given, int) or given < 0:
         raise Misuse(f"expected must be a whole number of at least 0, not {given!r}")
+
+
+def check_owner(owner: object, who: str) -> None:
+    """What tells whether this process may fire.
+
+    Raises:
+        Misuse: It is something else.
+    """
+    if isinstance(owner, type) or not hasattr(owner, "counts_overdue"):
+        raise Misuse(
+            f"{who} takes an owner, as drain.own(name) gives, not {kind_of(owner)}"
+        )

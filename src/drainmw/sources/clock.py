@@ -32,7 +32,8 @@ from drainmw.core.timetable import (
 from drainmw.errors import Misuse
 from drainmw.flag import is_cancelled, own_cancellation_only
 from drainmw.log import logger
-from drainmw.text import failure_text, kind_of
+from drainmw.sources.base import check_owner
+from drainmw.text import failure_text
 
 if TYPE_CHECKING:
     from drainmw.owner import Owner
@@ -66,10 +67,7 @@ class Clock:
         Raises:
             Misuse: It is no owner.
         """
-        if not hasattr(owner, "counts_overdue"):
-            raise Misuse(
-                f"Clock takes an owner, as drain.own(name) gives, not {kind_of(owner)}"
-            )
+        check_owner(owner, "Clock")
         self._owner = owner
         self._wall = wall
         self._schedules: dict[str, _Schedule] = {}

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from drainmw.errors import Misuse
 from drainmw.flag import own_cancellation_only
 from drainmw.log import logger
-from drainmw.sources.base import Counts, Intake, Particular, Running, WorkSource
+from drainmw.sources.base import (
+    Counts,
+    Intake,
+    Particular,
+    Running,
+    WorkSource,
+    check_owner,
+)
 from drainmw.sources.holds import running_of
 from drainmw.text import failure_text, kind_of
 
@@ -43,10 +50,7 @@ class Owned:
             raise Misuse(f"{source.name} is fed by {source.intake}, not by a clock")
         if isinstance(source, Particular) and source.unowned is not None:
             raise Misuse(f"{source.name} {source.unowned}")
-        if not hasattr(owner, "add_client"):
-            raise Misuse(
-                f"Owned takes an owner, as drain.own(name) gives, not {kind_of(owner)}"
-            )
+        check_owner(owner, "Owned")
         self.name = source.name
         self._source = source
         self._owner = owner

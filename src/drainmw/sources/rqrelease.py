@@ -200,9 +200,11 @@ def check_redis(connection: object, who: str) -> None:
         Misuse: It is something else.
     """
     if not isinstance(connection, Redis):
+        given = kind_of(connection)
+        if given == Redis.__name__:  # the one for event loops
+            given = f"that of {type(connection).__module__}"
         raise Misuse(
-            f"{who} takes a Redis, such as Redis.from_url(url), "
-            f"not {kind_of(connection)}"
+            f"{who} takes a Redis, such as redis.Redis.from_url(url), not {given}"
         )
 
 

@@ -18,6 +18,7 @@ from drainmw.sources.extras import extra
 from drainmw.sources.feeding import Work, current
 from drainmw.sources.jobs import JobSource
 from drainmw.sources.taskiqcalls import Calls, current_lease
+from drainmw.text import kind_of
 
 with extra("taskiq"):
     from taskiq import InMemoryBroker
@@ -49,7 +50,7 @@ class TaskiqInMemory(JobSource):
         """
         if not isinstance(broker, InMemoryBroker):
             raise Misuse(
-                f"TaskiqInMemory takes an InMemoryBroker, not a {type(broker).__name__}"
+                f"TaskiqInMemory takes an InMemoryBroker, not {kind_of(broker)}"
             )
         if "kick" in vars(broker) or broker._running_tasks:
             raise Misuse("TaskiqInMemory takes a broker before anything is sent to it")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from drainmw.errors import LeaseCrowded, Misuse
 from drainmw.log import logger
+from drainmw.sources.base import check_owner
 from drainmw.sources.extras import extra
 from drainmw.text import failure_text, kind_of
 
@@ -55,12 +56,13 @@ class OwnedTaskiqClock:
         """`wall` gives the time of day, in seconds since 1970.
 
         Raises:
-            Misuse: It is no scheduler.
+            Misuse: It is no scheduler, or that is no owner.
         """
         if not isinstance(scheduler, TaskiqScheduler):
             raise Misuse(
                 f"OwnedTaskiqClock takes a TaskiqScheduler, not {kind_of(scheduler)}"
             )
+        check_owner(owner, "OwnedTaskiqClock")
         self._owner = owner
         self._wall = wall
         self._waiting = 0

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
 from drainmw.sources.base import BlockingSource, Counts, Explains, Intake, Running
+from drainmw.text import kind_of
 
 T = TypeVar("T")
 
@@ -37,9 +38,9 @@ class ThreadedSource:
         Raises:
             Misuse: The engine's adapter lacks a part.
         """
-        if not isinstance(engine, BlockingSource):
+        if isinstance(engine, type) or not isinstance(engine, BlockingSource):
             raise Misuse(
-                f"{type(engine).__name__} is no blocking source: it needs hold, count, "
+                f"{kind_of(engine)} is no blocking source: it needs hold, count, "
                 "settle and release"
             )
         self.name = name
