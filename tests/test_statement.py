@@ -72,7 +72,7 @@ def test_what_a_dead_worker_has_told_is_not_told() -> None:
 
 def test_what_all_workers_lack_is_told_once() -> None:
     away: Any = {"name": "celery", "error": "no answer"}
-    assert troubles([away, away, {**away, "error": None}]) == {
+    assert troubles([away, away, away | {"error": None}]) == {
         "unknown": "celery: no answer"
     }
     assert troubles([]) == {}
