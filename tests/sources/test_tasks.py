@@ -266,3 +266,26 @@ async def test_a_job_that_nobody_holds_on_to_is_not_lost() -> None:
     task.cancel()
     await calm()
     assert tasks.count() == (0, 0)
+
+
+async def test_an_end_between_two_looks_wakes_everybody_who_waits() -> None:
+    """As that of a call in a thread, just when one more begins to wait."""
+    tasks, go = TaskRegistry(), asyncio.Event()
+    tasks.spawn(job(go))
+    (work,) = tasks._jobs
+
+    class Ending(dict[Any, Any]):
+        def __bool__(self) -> bool:
+            looked = len(self) > 0
+            if looked:
+                tasks._end(work)
+            return looked
+
+    first = asyncio.create_task(tasks.settled())
+    await calm()
+    tasks._jobs = Ending(tasks._jobs)
+    second = asyncio.create_task(tasks.settled())
+    await calm()
+    assert (first.done(), second.done()) == (True, True)
+    go.set()
+    await calm()

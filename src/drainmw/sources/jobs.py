@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from drainmw.errors import IntakeRefused
-from drainmw.flag import Flag
+from drainmw.flag import Pulse
 from drainmw.sources.base import Counts, Intake, Running
 from drainmw.sources.feeding import Feeders, Work, depth
 
@@ -34,7 +34,7 @@ class JobSource:
         self._feeders = Feeders(self, is_fed)
         self._jobs: dict[Work, Running] = {}
         self._held = False
-        self._changed = Flag()
+        self._changed = Pulse()
 
     def fed_by(self, is_fed: Callable[[], bool]) -> None:
         """Take work, while held, also where that says so."""
@@ -50,10 +50,7 @@ class JobSource:
 
     async def settled(self) -> None:
         """Return when no job is left."""
-        while self._jobs:
-            self._changed.clear()
-            if self._jobs:
-                await self._changed
+        await self._changed.until(lambda: not self._jobs)
 
     async def release(self) -> None:
         """Take jobs of anybody again."""
@@ -78,5 +75,5 @@ class JobSource:
 
     def _end(self, job: Work) -> None:
         self._jobs.pop(job, None)
-        self._changed.set()
+        self._changed.beat()
         job.over()
