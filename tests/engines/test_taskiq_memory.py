@@ -205,6 +205,28 @@ async def test_a_thread_counts_until_it_ends_though_its_timeout_has_passed(
     await engine.broker.shutdown()
 
 
+def test_a_thread_that_outlives_its_loop_counts_until_it_ends() -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def thread() -> None:
+        begun.set()
+        go.wait(5)
+
+    async def life() -> Engine:
+        engine = Engine()
+        engine.broker.register_task(thread, "thread")
+        await engine.kick("thread", "a")
+        while not begun.is_set():  # noqa: ASYNC110  # a thread tells no loop
+            await asyncio.sleep(0.005)
+        return engine
+
+    engine = asyncio.run(life())
+    assert engine.source.count() == Counts(jobs=1)
+    go.set()
+    engine.broker.executor.shutdown()
+    assert engine.source.count() == Counts()
+
+
 async def test_what_was_not_sent_is_not_counted(engine: Engine) -> None:
     message = b'{"task_id": "a", "task_name": "fail", "args": [], "kwargs": {}}'
     await engine.broker.receiver.callback(message)

@@ -13,7 +13,9 @@ ENGINES = {
     "celery": ("celery", "celery"),
     "procrastinate": ("procrastinate", "procrastinate"),
     "rq": ("rq", "rq"),
+    "rqclock": ("rq", "rq"),
     "taskiq": ("taskiq", "taskiq"),
+    "taskiqmemory": ("taskiq", "taskiq"),
     "taskiqowned": ("taskiq", "taskiq"),
     "taskiqscheduler": ("taskiq", "taskiq"),
 }

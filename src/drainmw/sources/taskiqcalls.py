@@ -7,7 +7,6 @@ result by then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -35,7 +34,7 @@ class Calls(Executor):
         return call
 
     def after(self, lease: T, end: Callable[[T], object]) -> None:
-        """Call `end` in this loop, once the call of that lease is over."""
+        """Call `end` once the call of that lease is over, in this loop if it runs."""
         call = self._calls.pop(lease, None)
         if call is None or call.done():
             end(lease)
@@ -43,7 +42,9 @@ class Calls(Executor):
         loop = asyncio.get_running_loop()
 
         def tell(_: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # that loop has been closed
+            try:
                 loop.call_soon_threadsafe(end, lease)
+            except RuntimeError:  # that loop has been closed
+                end(lease)
 
         call.add_done_callback(tell)
