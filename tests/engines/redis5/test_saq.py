@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -111,3 +112,30 @@ async def test_a_job_whose_outcome_is_not_stored_is_unknown(
         await engine.source.hold()
         with pytest.raises(SourceUnavailable, match="broker is gone"):
             await engine.source.settled()
+
+
+async def test_a_thread_counts_until_it_ends_though_its_timeout_has_passed(
+    redis_url: str, journal: Journal
+) -> None:
+    """SAQ has its outcome by then, and nothing ends the thread."""
+    go, begun = threading.Event(), threading.Event()
+
+    def block(_ctx: Any) -> None:
+        begun.set()
+        go.wait(5)
+
+    async with here(redis_url, journal) as engine:
+        engine.source.functions["block"] = block
+        failed = await engine.queue.enqueue("block", timeout=1, retries=1)
+        await asyncio.to_thread(begun.wait, 5)
+        await engine.source.hold()
+        assert failed is not None
+        await failed.refresh(until_complete=5)
+        settled = asyncio.create_task(engine.source.settled())
+        await asyncio.sleep(0.1)
+        assert engine.source.count() == Counts(jobs=1)
+        assert not settled.done()
+        go.set()
+        async with asyncio.timeout(5):
+            await settled
+        assert engine.source.count() == Counts()
