@@ -124,6 +124,18 @@ def test_a_hold_waits_for_what_the_pool_is_about_to_begin(
     engine.release()
 
 
+@pytest.mark.parametrize(
+    "odd", [{"jobs": None}, {"jobs": -1}, {"schedules": True}, {"process": None}]
+)
+def test_what_is_no_plain_answer_is_unknown(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, odd: dict[str, Any]
+) -> None:
+    """Of a worker of another version."""
+    engine, _ = asking(app, monkeypatch, IDLE | odd)
+    with pytest.raises(SourceUnavailable, match="blue@host runs another version"):
+        engine.count()
+
+
 def test_it_stops_to_settle_when_it_is_released(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,8 @@ class _Nodes:
     def _understood(self, node: str, answer: Answer) -> Answer:
         if "held" not in answer:
             raise _refusal(node, answer)
+        if not _is_plain(answer):
+            raise SourceUnavailable(f"{node} runs another version of drainmw")
         if answer["held"] and self._standing:
             known = self._known.setdefault(node, answer)
             if known["process"] != answer["process"]:
@@ -302,6 +304,16 @@ def _checked(nodes: Iterable[str]) -> list[str]:
         if "@" not in name:
             raise Misuse(f"{name} is no node name, such as {name}@host")
     return names
+
+
+def _is_plain(answer: Answer) -> bool:
+    """Whether it tells what is needed, and nothing that is no count."""
+    counts = answer.get("jobs"), answer.get("schedules")
+    return (
+        isinstance(answer["held"], bool)
+        and isinstance(answer.get("process"), str)
+        and all(type(count) is int and count >= 0 for count in counts)
+    )
 
 
 def _twins(node: str) -> SourceUnavailable:
