@@ -86,14 +86,14 @@ LIES = (
     ),
     Lie(
         "what is unknown is zero",
-        "sources/holds.py",
+        "sources/counting.py",
         "    if unknown:\n        why",
         "    if False:\n        why",
         RELEASE,
     ),
     Lie(
         "what is not valid is zero",
-        "sources/holds.py",
+        "sources/counting.py",
         "    except CountersInvalid as exc:\n        return Seen(entry, None, exc)",
         "    except CountersInvalid:\n        return Seen(entry, Counts())",
         RELEASE,

@@ -16,7 +16,7 @@ from drainmw.core.drain import Gate, Lifecycle, Phase, Run
 from drainmw.core.ledger import Ledger
 from drainmw.errors import CountersInvalid, DrainError
 from drainmw.exchange import ticket_factory
-from drainmw.sources.holds import whole
+from drainmw.sources.counting import whole
 from drainmw.testing import ManualClock, ManualSource
 from tests.rig import Release, calm, new_drain
 

@@ -38,7 +38,7 @@ from drainmw.log import logger
 from drainmw.reporting import shown_id
 from drainmw.sources import mark
 from drainmw.sources.base import BlockingSource, WorkSource
-from drainmw.sources.holds import number_of, running_of, whole
+from drainmw.sources.counting import number_of, running_of, whole
 from drainmw.sources.inloop import InLoop
 from drainmw.sources.threaded import Lane
 from drainmw.text import failure_text, kind_of

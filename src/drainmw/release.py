@@ -48,7 +48,8 @@ from drainmw.reporting import Told, blockers, in_words, troubles
 from drainmw.rollcall import RollCall
 from drainmw.sockets import Socket
 from drainmw.sources.base import Counts, Fed, WorkSource
-from drainmw.sources.holds import Holds, Seen
+from drainmw.sources.counting import Seen
+from drainmw.sources.holds import Holds
 from drainmw.sources.tasks import TaskRegistry
 from drainmw.state import StateAdapter
 from drainmw.statement import report_of, source_report, status_of

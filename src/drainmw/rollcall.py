@@ -18,7 +18,8 @@ from drainmw.errors import CountersInvalid, CountersUnknown
 from drainmw.flag import Pulse
 from drainmw.record import Hint, Record
 from drainmw.reporting import Told
-from drainmw.sources.holds import Holds, Seen, total, whole
+from drainmw.sources.counting import Seen, total, whole
+from drainmw.sources.holds import Holds
 from drainmw.text import failure_text
 
 AGAIN = 0.03  # seconds until who has not answered is asked again: its queue was full

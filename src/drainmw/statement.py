@@ -17,7 +17,7 @@ from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.roster import KINDS, Roll, Worker
 from drainmw.errors import CountersInvalid, CountersUnknown
 from drainmw.reporting import BLOCKERS_MAXIMUM, Told, milliseconds, shown_id
-from drainmw.sources.holds import Seen, number_of, running_of
+from drainmw.sources.counting import Seen, number_of, running_of
 from drainmw.text import failure_text
 
 

@@ -2,15 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import Any, cast
 
 import pytest
 
 from drainmw import Counts, SourceUnavailable
 from drainmw.errors import CountersInvalid, CountersUnknown, Misuse, SourceError
-from drainmw.sources.base import Running
-from drainmw.sources.holds import Holds, together, whole
+from drainmw.sources.holds import Holds, together
 from drainmw.testing import ManualSource
 from tests.rig import calm
 
@@ -277,22 +276,6 @@ async def test_a_count_of_another_form_is_invalid(answer: Any) -> None:
         await holding(Odd("odd")).counts()
 
 
-@pytest.mark.parametrize("value", [0, 1, 2**70, 3.0])
-def test_a_whole_number_is_read(value: Any) -> None:
-    assert (whole(value, "x"), type(whole(value, "x"))) == (value, int)
-
-
-@pytest.mark.parametrize(
-    "value", [-1, -0.5, 0.5, True, None, "1", float("nan"), float("inf"), [], 1j]
-)
-def test_what_is_not_a_whole_number_is_refused(value: object) -> None:
-    with pytest.raises(CountersInvalid, match="x reports"):
-        whole(value, "x")
-
-
-# Together
-
-
 async def test_waiting_together_stops_the_others_at_the_first_exception() -> None:
     stopped: list[str] = []
 
@@ -311,33 +294,6 @@ async def test_waiting_together_stops_the_others_at_the_first_exception() -> Non
     await calm()
     assert stopped == ["long"]
     await together()
-
-
-def test_of_many_jobs_the_oldest_are_named() -> None:
-    """As of ten thousand that an executor has accepted."""
-    named: list[int] = []
-
-    class Busy(ManualSource):
-        def running(self) -> Iterator[Running]:
-            for number in range(10_000):
-                named.append(number)
-                yield Running(f"job {number}", float(number))
-
-    ids = [piece.id for piece in holding(Busy()).running()]
-    assert ids == [f"job {number}" for number in range(100)]
-    assert len(named) == 100
-
-
-@pytest.mark.parametrize(
-    ("piece", "named"),
-    [(Running(cast(Any, 5), 1.0), ["5"]), (Running("x", cast(Any, None)), [])],
-)
-def test_a_piece_out_of_form_breaks_no_report(piece: Running, named: list[str]) -> None:
-    class Odd(ManualSource):
-        def running(self) -> list[Running]:
-            return [piece]
-
-    assert [piece.id for piece in holding(Odd()).running()] == named
 
 
 def test_what_was_halted_in_a_loop_that_has_ended_is_released() -> None:

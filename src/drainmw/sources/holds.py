@@ -12,19 +12,13 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from drainmw.errors import (
-    CountersInvalid,
-    CountersUnknown,
-    Misuse,
-    SourceError,
-    SourceUnavailable,
-)
+from drainmw.errors import Misuse, SourceError, SourceUnavailable
 from drainmw.flag import Flag, own_cancellation_only
 from drainmw.log import logger
-from drainmw.sources.base import Counts, Explains, Halts, Intake, Running, WorkSource
+from drainmw.sources.base import Counts, Halts, Intake, Running, WorkSource
+from drainmw.sources.counting import Seen, ask, counted, retrieve, running_of, total
 from drainmw.sources.feeding import feeder
 from drainmw.text import failure_text, kind_of
 
@@ -32,7 +26,6 @@ T = TypeVar("T")
 
 RETRY_FIRST = 0.05  # seconds
 RETRY_LAST = 1.0
-RUNNING_MAXIMUM = 100  # pieces of one source that a report may name
 
 
 @dataclass(slots=True)
@@ -49,15 +42,6 @@ class Entry:
     releasing: asyncio.Task[None] | None = None
     entered: Flag = field(default_factory=Flag)
     """The source has been called to hold, in the present drain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one source answered when it was asked for its count."""
-
-    entry: Entry
-    counts: Counts | None
-    error: Exception | None = None
 
 
 class Holds:
@@ -119,7 +103,7 @@ class Holds:
                 entry.holding = asyncio.create_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
-                entry.holding.add_done_callback(_retrieve)
+                entry.holding.add_done_callback(retrieve)
 
     def has_begun(self, intake: Intake) -> bool:
         """Whether a drain that stands has come to hold those: push sources last."""
@@ -203,20 +187,7 @@ class Holds:
 
     async def ask(self) -> list[Seen]:
         """Ask every source for its count, side by side, each within its time."""
-        first = [_ask_now(entry) for entry in self.entries]
-        waiting = {
-            asyncio.ensure_future(answer): i
-            for i, answer in enumerate(first)
-            if not isinstance(answer, Seen)
-        }
-        if waiting:
-            done, late = await asyncio.wait(waiting, timeout=self._count_timeout)
-            for task in late:
-                task.cancel()
-                task.add_done_callback(_retrieve)
-            for task, i in waiting.items():
-                first[i] = _answer(self.entries[i], task if task in done else None)
-        return [answer for answer in first if isinstance(answer, Seen)]
+        return await ask(self.entries, self._count_timeout)
 
     async def counts(self) -> Counts:
         """The sum over all sources.
@@ -230,18 +201,7 @@ class Holds:
 
     def counted(self) -> Counts | None:
         """The sum over all sources, for a log line; `None` if one has to be awaited."""
-        now = [_ask_now(entry) for entry in self.entries]
-        for answer in now:
-            if inspect.iscoroutine(answer):
-                answer.close()
-            elif isinstance(answer, asyncio.Future):
-                answer.cancel()
-                answer.add_done_callback(_retrieve)
-        seen = [answer.counts for answer in now if isinstance(answer, Seen)]
-        known = [counts for counts in seen if counts is not None]
-        if len(known) < len(now):
-            return None
-        return Counts(sum(c.jobs for c in known), sum(c.schedules for c in known))
+        return counted(self.entries)
 
     def running(self) -> list[Running]:
         """What the sources that can say so still run."""
@@ -313,96 +273,6 @@ def _awaitable(entry: Entry, ask: Callable[[], Awaitable[None]]) -> Awaitable[No
     raise SourceError(f"{step} of {entry.source.name} must be a coroutine function")
 
 
-def running_of(source: object) -> list[Running]:
-    """The oldest that a source still runs; nothing where it does not say so."""
-    if not isinstance(source, Explains):
-        return []
-    try:
-        pieces = islice(source.running(), RUNNING_MAXIMUM)
-        return [Running(str(p.id), float(p.started), p.kind) for p in pieces]
-    except Exception:
-        return []
-
-
-def number_of(source: object, name: str) -> int | None:
-    """A number that a source may tell; `None` where it does not, or cannot."""
-    try:
-        return whole(getattr(source, name), name)
-    except Exception:
-        return None
-
-
-def total(answers: Iterable[Seen]) -> Counts:
-    """The sum of what the sources answered.
-
-    Raises:
-        CountersUnknown: Somebody gave no answer.
-        CountersInvalid: Somebody reports what is not a whole number.
-        Exception: What else a source raised.
-    """
-    answers = list(answers)
-    errors = [a for a in answers if a.error is not None]
-    unknown = [
-        a for a in errors if isinstance(a.error, SourceUnavailable | TimeoutError)
-    ]
-    for answer in errors:
-        if answer not in unknown and answer.error is not None:
-            raise answer.error
-    if unknown:
-        why = next((failure_text(a.error) for a in unknown if a.error), "")
-        raise CountersUnknown([a.entry.source.name for a in unknown], why)
-    known = [a.counts for a in answers if a.counts is not None]
-    return Counts(sum(c.jobs for c in known), sum(c.schedules for c in known))
-
-
-def whole(value: object, who: str) -> int:
-    """A counter as a whole number of at least 0.
-
-    Raises:
-        CountersInvalid: It is not one.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CountersInvalid(who)
-    if isinstance(value, float) and not value.is_integer():
-        raise CountersInvalid(who)
-    if value < 0:
-        raise CountersInvalid(who)
-    return int(value)
-
-
-def _ask_now(entry: Entry) -> Seen | Awaitable[Counts]:
-    try:
-        answer = entry.source.count()
-    except Exception as exc:
-        return Seen(entry, None, exc)
-    if inspect.isawaitable(answer):
-        return answer
-    return _checked(entry, answer)
-
-
-def _answer(entry: Entry, task: asyncio.Future[Counts] | None) -> Seen:
-    if task is None:
-        return Seen(entry, None, TimeoutError(f"{entry.source.name} gave no answer"))
-    if task.cancelled():
-        return Seen(
-            entry, None, SourceUnavailable(f"{entry.source.name} was cancelled")
-        )
-    exc = task.exception()
-    if isinstance(exc, Exception):
-        return Seen(entry, None, exc)
-    return _checked(entry, task.result())
-
-
-def _checked(entry: Entry, answer: object) -> Seen:
-    who = entry.source.name
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        return Seen(entry, None, CountersInvalid(who))
-    try:
-        return Seen(entry, Counts(whole(answer[0], who), whole(answer[1], who)))
-    except CountersInvalid as exc:
-        return Seen(entry, None, exc)
-
-
 async def together(*waits: Awaitable[T]) -> list[T]:
     """Wait for all; raise the first exception at once and stop the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
@@ -411,9 +281,3 @@ async def together(*waits: Awaitable[T]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Look at its exception, so that nobody complains, or tells, that no one did."""
-    if not task.cancelled():
-        task.exception()

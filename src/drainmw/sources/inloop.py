@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.flag import running_loop
 from drainmw.sources.base import Counts, Running, WorkSource
-from drainmw.sources.holds import running_of
+from drainmw.sources.counting import running_of
 
 T = TypeVar("T")
 

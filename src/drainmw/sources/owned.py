@@ -21,7 +21,7 @@ from drainmw.sources.base import (
     WorkSource,
     check_owner,
 )
-from drainmw.sources.holds import running_of
+from drainmw.sources.counting import running_of
 from drainmw.text import failure_text, kind_of
 
 if TYPE_CHECKING:
