@@ -27,6 +27,7 @@ from tests.engines.scenario import (
     hold_in_the_middle,
     holds_at_random,
 )
+from tests.rig import Release
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +154,19 @@ async def test_a_thread_that_died_is_unknown(redis_url: str, journal: Journal) -
 
 def all_alive(engine: Dramatiq) -> bool:
     return all(thread.is_alive() for thread in engine.worker.workers)
+
+
+async def test_one_that_is_added_in_a_drain_and_starts_at_once_runs_nothing(
+    redis_url: str, journal: Journal
+) -> None:
+    """Its threads do not wait until the event loop comes to the hold."""
+    release = Release()
+    await release.client.begin()
+    async with here(redis_url, journal, starts=False) as engine:
+        await engine.enqueue(["x"], 0.0)
+        release.drain.add_source(engine.source)
+        engine.worker.start()
+        time.sleep(0.2)  # noqa: ASYNC251 the loop is busy with the startup
+        assert journal.started() == []
+        await release.client.resume()
+        await all_ran_once(journal, ["x"])

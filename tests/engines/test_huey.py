@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.engines.scenario import (
     hold_in_the_middle,
     holds_at_random,
 )
+from tests.rig import Release
 
 pytestmark = pytest.mark.anyio
 
@@ -43,8 +45,11 @@ class Huey:
 
 
 @contextlib.asynccontextmanager
-async def here(url: str, journal: Journal) -> AsyncIterator[Huey]:
+async def here(
+    url: str, journal: Journal, before: Callable[[Huey], None] = lambda _: None
+) -> AsyncIterator[Huey]:
     engine = Huey(url, journal)
+    before(engine)
     consumer = CODE["QuietConsumer"](engine.huey, workers=SLOTS)
     thread = threading.Thread(target=consumer.run, daemon=True)
     thread.start()
@@ -94,3 +99,21 @@ async def test_idle_threads_give_back_what_comes_while_they_are_held(
         assert engine.huey.scheduled_count() == 1
         await engine.source.release()
         await all_ran_once(journal, ["x", "y", "due"])
+
+
+async def test_one_that_is_added_in_a_drain_and_starts_at_once_runs_nothing(
+    redis_url: str, journal: Journal
+) -> None:
+    """Its threads do not wait until the event loop comes to the hold."""
+    release = Release()
+    await release.client.begin()
+
+    def add(engine: Huey) -> None:
+        engine.job(str(journal.path), "x", 0.0)
+        release.drain.add_source(engine.source)
+
+    async with here(redis_url, journal, add):
+        time.sleep(0.2)  # noqa: ASYNC251 the loop is busy with the startup
+        assert journal.started() == []
+        await release.client.resume()
+        await all_ran_once(journal, ["x"])

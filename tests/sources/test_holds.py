@@ -296,6 +296,20 @@ async def test_waiting_together_stops_the_others_at_the_first_exception() -> Non
     await together()
 
 
+async def test_a_halt_that_fails_keeps_no_source_from_its_hold() -> None:
+    class Broken(ManualSource):
+        def halt(self) -> None:
+            raise RuntimeError("of the adapter")
+
+    sources = Broken("broken"), ManualSource("other")
+    holds = holding(*sources)
+    holds.start(1, "pull")
+    assert holds.errors == ["of the adapter"]
+    await holds.held("pull")
+    assert [source.is_held for source in sources] == [True, True]
+    assert holds.errors == []
+
+
 def test_what_was_halted_in_a_loop_that_has_ended_is_released() -> None:
     """Before its hold came to its first step."""
 

@@ -81,6 +81,19 @@ def test_a_source_that_lacks_a_part_is_refused() -> None:
         ThreadedSource("engine", "pull", Engine)  # type: ignore[arg-type]
 
 
+def test_an_engine_is_halted_on_the_spot_where_it_can_be() -> None:
+    class Halting(Engine):
+        halted_in: str | None = None
+
+        def halt(self) -> None:
+            self.halted_in = threading.current_thread().name
+
+    engine = Halting()
+    ThreadedSource("engine", "pull", engine).halt()
+    assert engine.halted_in == threading.current_thread().name
+    ThreadedSource("engine", "pull", Engine()).halt()
+
+
 async def test_each_step_is_called_in_a_thread_of_ours() -> None:
     engine = Engine()
     source = ThreadedSource("engine", "pull", engine)

@@ -98,8 +98,7 @@ class Holds:
                     entry.releasing.cancel()  # held anew; it need not let go first
                 entry.entered.clear()
                 entry.touched = True
-                if isinstance(entry.source, Halts):
-                    entry.source.halt()
+                self._halt(entry)
                 entry.holding = asyncio.create_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
@@ -209,6 +208,14 @@ class Holds:
 
     def _of(self, intakes: Iterable[Intake]) -> list[Entry]:
         return [e for i in intakes for e in self.entries if e.source.intake == i]
+
+    def _halt(self, entry: Entry) -> None:
+        """One that fails is noted: the hold tells what is to become of it."""
+        if isinstance(entry.source, Halts):
+            try:
+                entry.source.halt()
+            except Exception as exc:
+                self._note(entry, exc)
 
     async def _hold(self, entry: Entry, epoch: int) -> None:
         async with entry.lock:

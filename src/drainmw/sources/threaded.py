@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
-from drainmw.sources.base import BlockingSource, Counts, Explains, Intake, Running
+from drainmw.sources.base import (
+    BlockingSource,
+    Counts,
+    Explains,
+    Halts,
+    Intake,
+    Running,
+)
 from drainmw.text import kind_of
 
 T = TypeVar("T")
@@ -51,6 +58,11 @@ class ThreadedSource:
         self._counting = Lane(f"drainmw {name} count")
         self._settling = Lane(f"drainmw {name} settle")
         self._releases = 0
+
+    def halt(self) -> None:
+        """Begin to hold, where the engine's adapter has a `halt`; it may not block."""
+        if isinstance(self.engine, Halts):
+            self.engine.halt()
 
     async def hold(self) -> None:
         """Hold, after what was asked for before; cancelled, it goes on."""
