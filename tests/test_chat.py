@@ -332,5 +332,5 @@ def test_clients_that_have_all_their_budget_again_are_forgotten(
 
 
 def test_it_hands_over_both() -> None:
-    protocols = [adapter.protocol for adapter in chat.drain.handover.adapters]
+    protocols = [adapter.protocol for adapter in chat.drain.handoffs.adapters]
     assert protocols == ["chat.presence", "chat.budgets"]

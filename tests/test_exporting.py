@@ -59,7 +59,7 @@ async def resume(release: Release, **body: Any) -> httpx.Response:
 async def given(release: Release, nonce: str | None, protocol: str = "rooms/v1") -> Any:
     """The value that a handoff fetches."""
     to = None if nonce is None else Recipient(nonce)
-    exported = await release.drain.handover.export(protocol, SOURCE, TARGET, to)
+    exported = await release.drain.handoffs.export(protocol, SOURCE, TARGET, to)
     return json.loads(exported.body)["value"]
 
 
@@ -284,7 +284,7 @@ async def test_what_was_sealed_is_gone_after_a_resume() -> None:
 
 
 def kept(release: Release) -> dict[str, bytes]:
-    record = release.drain.handover.siblings.record
+    record = release.drain.handoffs.siblings.record
     assert isinstance(record, LocalRecord)
     return record._kept
 
@@ -414,7 +414,7 @@ async def test_what_is_sealed_does_not_end_with_its_worker(workers: Workers) -> 
     await seal(second)
     sealed = (await export(first)).content
     workers.end(second_pid := workers.alive[1])
-    assert second_pid not in first.drain.handover.siblings.record.addresses()
+    assert second_pid not in first.drain.handoffs.siblings.record.addresses()
     assert (await export(first)).content == sealed
     late = workers.add(Rooms("zoe"))
     assert (await export(late)).content == sealed
@@ -628,7 +628,7 @@ async def test_what_was_sealed_can_be_fetched_again_after_a_detach_by_who_has_it
 async def test_a_state_that_is_gone_is_not_taken_for_an_empty_one() -> None:
     release = await drained_with(Rooms("ann"))
     await seal(release)
-    release.drain.handover.siblings.record.forget()
+    release.drain.handoffs.siblings.record.forget()
     with pytest.raises(GroupError, match="what was sealed is gone"):
         await given(release, TO)
 
@@ -728,7 +728,7 @@ async def test_a_word_of_a_drain_that_was_resumed_is_refused() -> None:
     answer = await told(offer)
     assert code_of(answer) == (409, "RUNTIME_DRAIN_RESUMED")
     with pytest.raises(DrainNotFound):
-        await release.drain.handover.seal(NONCE)
+        await release.drain.handoffs.seal(NONCE)
     assert (await report(release))["given"] == []
 
 
@@ -769,7 +769,7 @@ async def test_an_offer_to_a_handoff_is_acknowledged_where_it_was_fetched() -> N
     release = await drained_with(Rooms("ann"))
     offer = (await offered(release)).json()
     assert offer["origin"]["epoch"] == 1
-    assert offer["origin"]["process"] == release.drain.handover.identity()
+    assert offer["origin"]["process"] == release.drain.handoffs.identity()
     assert (await fetched(offer)).json()["value"] == ["ann"]
     assert (await fetched(offer)).status_code == 404
     for token in (TOKEN, "w" * 43):
@@ -914,7 +914,7 @@ async def test_a_release_tells_what_it_gives() -> None:
     assert await report(release) == {
         "phase": "serving",
         "sealed": False,
-        "process": release.drain.handover.identity(),
+        "process": release.drain.handoffs.identity(),
         "adapters": [
             {
                 "protocol": "rooms/v1",

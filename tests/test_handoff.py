@@ -303,7 +303,7 @@ def test_exports_of_several_loops_do_not_wait_for_each_other() -> None:
     drain.add_state(Shared("x"))
 
     def exported(_loop: int) -> bytes:
-        asked = drain.handover.export(None, SOURCE, TARGET)
+        asked = drain.handoffs.export(None, SOURCE, TARGET)
         return asyncio.run(asyncio.wait_for(asked, 10)).body
 
     with ThreadPoolExecutor(2) as threads:

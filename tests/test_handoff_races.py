@@ -47,7 +47,7 @@ async def test_a_worker_that_comes_or_goes_during_a_seal_has_nothing_sealed(
     workers.add(second)
     await workers.drained()
     go = second.hold("export")
-    sealing = asyncio.create_task(release.drain.handover.seal(NONCE))
+    sealing = asyncio.create_task(release.drain.handoffs.seal(NONCE))
     await second.reached.wait()
     if what == "ends":
         workers.end(workers.alive[1])
@@ -56,10 +56,10 @@ async def test_a_worker_that_comes_or_goes_during_a_seal_has_nothing_sealed(
     go.set()
     with pytest.raises(GroupError, match="a worker has come or gone"):
         await sealing
-    assert not release.drain.handover.report()["sealed"]
+    assert not release.drain.handoffs.report()["sealed"]
     assert first.heard == ["seal", "export", "unseal"]
-    await release.drain.handover.seal(NONCE)
-    assert release.drain.handover.report()["sealed"]
+    await release.drain.handoffs.seal(NONCE)
+    assert release.drain.handoffs.report()["sealed"]
 
 
 async def test_a_seal_that_fails_fails_every_other_one_that_it_took_back(
@@ -73,15 +73,15 @@ async def test_a_seal_that_fails_fails_every_other_one_that_it_took_back(
     workers.add(third)
     await workers.drained()
     go = deaf.hold("export")
-    sealing = asyncio.create_task(sealer.drain.handover.seal(NONCE))
+    sealing = asyncio.create_task(sealer.drain.handoffs.seal(NONCE))
     await deaf.reached.wait()
     with pytest.raises(GroupError, match="is not reached"):
-        await other.drain.handover.seal(NONCE)
+        await other.drain.handoffs.seal(NONCE)
     assert third.heard[-1] == "unseal"
     go.set()
     with pytest.raises(StateSealRefused, match="it was taken back meanwhile"):
         await sealing
-    assert not sealer.drain.handover.report()["sealed"]
+    assert not sealer.drain.handoffs.report()["sealed"]
 
 
 async def test_any_worker_says_at_once_that_the_state_is_sealed(
@@ -89,9 +89,9 @@ async def test_any_worker_says_at_once_that_the_state_is_sealed(
 ) -> None:
     first, second = workers.add(Rooms("ann")), workers.add(Rooms("bob"))
     await workers.drained()
-    await first.drain.handover.seal(NONCE)
+    await first.drain.handoffs.seal(NONCE)
     assert not second.drain.sealed  # which it hears of in a moment
-    assert second.drain.handover.report()["sealed"]
+    assert second.drain.handoffs.report()["sealed"]
 
 
 # The new side
@@ -129,7 +129,7 @@ async def test_an_old_side_is_not_told_of_a_discard_that_failed(
     await until(lambda: "drainmw handoff" not in names())
     assert old.told == ["acknowledged"]
     with pytest.raises(StateError, match="it is stuck"):
-        await release.drain.handover.discard(NONCE)
+        await release.drain.handoffs.discard(NONCE)
 
 
 async def test_what_has_failed_is_not_imported_by_who_is_late(
@@ -141,7 +141,7 @@ async def test_what_has_failed_is_not_imported_by_who_is_late(
     begin(release, old.begin())
     assert await failure_of(release) == "no room"
     with pytest.raises(StateNotPending, match="no room"):
-        await late.drain.handover.imports.take(NONCE, 1, 2, bytes(old.body))
+        await late.drain.handoffs.imports.take(NONCE, 1, 2, bytes(old.body))
     assert second.heard == []
 
 

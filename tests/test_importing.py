@@ -140,14 +140,14 @@ async def old() -> AsyncIterator[Old]:
 
 
 def begin(release: Release, body: dict[str, Any]) -> bool:
-    return release.drain.handover.begin(StateBeginRequest.parse(body))
+    return release.drain.handoffs.begin(StateBeginRequest.parse(body))
 
 
 async def outcome(release: Release, nonce: str = NONCE) -> StateStatus:
     """The first status that is not `pending`, and whatever it leads to."""
     async with asyncio.timeout(5):
         while True:
-            told = release.drain.handover.status(nonce)
+            told = release.drain.handoffs.status(nonce)
             if told["status"] != "pending":
                 await calm()
                 return told
@@ -221,7 +221,7 @@ async def test_nothing_is_acknowledged_before_the_old_side_has_noted_it(
     begin(release, old.begin())
     await old.is_told.wait()
     assert rooms.heard == ["import"]
-    assert release.drain.handover.status(NONCE)["status"] == "pending"
+    assert release.drain.handoffs.status(NONCE)["status"] == "pending"
     assert release.drain.warnings() == []
     old.may_answer.set()
     assert (await outcome(release))["status"] == "acknowledged"
@@ -490,13 +490,13 @@ async def test_who_asks_after_the_deadline_reads_that_it_has_failed(old: Old) ->
     begin(release, old.begin())
     await rooms.reached.wait()
     clock.advance(4.999)
-    assert release.drain.handover.status(NONCE)["status"] == "pending"
+    assert release.drain.handoffs.status(NONCE)["status"] == "pending"
     clock.advance(0.001)
-    told = release.drain.handover.status(NONCE)
+    told = release.drain.handoffs.status(NONCE)
     assert told["failure"] == "RUNTIME_STATE_TIMEOUT"
     go.set()
     await until(lambda: rooms.heard[-1] == "discard")
-    assert release.drain.handover.status(NONCE) == told
+    assert release.drain.handoffs.status(NONCE) == told
 
 
 # What the old side says to it
@@ -610,7 +610,7 @@ async def test_nobody_looks_any_more_once_it_is_settled(
     await looked(deaths)
     await discard(release)
     deaths.dead = True
-    imports = release.drain.handover.imports
+    imports = release.drain.handoffs.imports
     await until(lambda: not imports._watched)
     assert rooms.heard == ["import", "discard"]
     assert await failure_of(release) == "RUNTIME_STATE_DISCARDED"
@@ -624,7 +624,7 @@ async def test_what_has_no_origin_is_watched_by_nobody(
     body["origin"]["process"] = None
     begin(release, body)
     await outcome(release)
-    assert release.drain.handover.imports._watched == set()
+    assert release.drain.handoffs.imports._watched == set()
     assert deaths.looks == 0
 
 
@@ -645,7 +645,7 @@ async def test_a_release_that_drains_takes_nothing_over(old: Old, phase: str) ->
     assert code_of(answer) == (409, "RUNTIME_STATE_NOT_IMPORTABLE")
     assert f"this one is {phase}" in answer.json()["detail"]
     with pytest.raises(StateNotFound):
-        release.drain.handover.status(NONCE)
+        release.drain.handoffs.status(NONCE)
     assert rooms.heard == []
     job.cancel()
 
@@ -779,7 +779,7 @@ async def test_a_value_is_imported_once_in_a_process_whoever_sends_it(
     second = workers.add(rooms := Rooms())
     await taken_over(first, old)
     with pytest.raises(StateAlreadyStarted):
-        await second.drain.handover.imports.take(NONCE, 1, 2, old.body)
+        await second.drain.handoffs.imports.take(NONCE, 1, 2, old.body)
     assert rooms.heard == ["import"]
 
 
@@ -792,9 +792,9 @@ async def test_what_a_sibling_sends_after_the_deadline_is_not_imported(
     begin(release, old.begin())
     await rooms.reached.wait()
     other = release_with(late := Rooms(), clock=clock)
-    other.drain._keep(release.drain.handover.siblings.record)
+    other.drain._keep(release.drain.handoffs.siblings.record)
     clock.advance(5.0)
     with pytest.raises(StateTimeout):
-        await other.drain.handover.imports.take(NONCE, 1, 2, old.body)
+        await other.drain.handoffs.imports.take(NONCE, 1, 2, old.body)
     assert late.heard == []
     go.set()

@@ -45,7 +45,7 @@ def test_a_process_that_is_alone_names_itself() -> None:
     named = identity()
     assert (named["pid"], named["started"]) == (me.pid, me.started)
     assert named["group"] is None
-    assert named == new_drain().handover.identity()
+    assert named == new_drain().handoffs.identity()
 
 
 def test_a_group_is_named_by_its_supervisor_and_its_directory(directory: Path) -> None:

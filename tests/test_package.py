@@ -28,7 +28,7 @@ FLOORS = (
     ("ownership",),
     ("exchange", "sockets", "policies", "fetching", "inner", "offering", "siblings"),
     ("group", "rollcall", "statement", "walker", "origin", "exporting", "importing"),
-    ("course", "handover"),
+    ("course", "handoffs"),
     ("release",),
     ("metrics",),
     ("reading",),

@@ -39,7 +39,7 @@ from drainmw.exchange import Exchange, ticket_factory
 from drainmw.fetching import prepare
 from drainmw.flag import Flag, running_loop
 from drainmw.group import Group
-from drainmw.handover import Handover
+from drainmw.handoffs import Handoffs
 from drainmw.log import logger
 from drainmw.owner import Owner
 from drainmw.ownership import Ownership
@@ -135,7 +135,7 @@ class Drain:
         self._holds.on_held = self.ownership.stir
         self._keep(LocalRecord(self.settings.revision, self.ledger.gate))
         self._course: Course | None = None
-        self.handover = Handover(
+        self.handoffs = Handoffs(
             record=lambda: self._record,
             check_joined=self._check_joined,
             clock=clock,
@@ -174,7 +174,7 @@ class Drain:
     @property
     def sealed(self) -> Flag:
         """Set while the state that goes over is fixed; await it, or read it."""
-        return self.handover.sealed
+        return self.handoffs.sealed
 
     @property
     def is_observer(self) -> bool:
@@ -255,7 +255,7 @@ class Drain:
         Raises:
             StateAdapterInvalid: It is not in its form, or its protocol is taken.
         """
-        self.handover.adapters.add(adapter)
+        self.handoffs.adapters.add(adapter)
         prepare()
         with contextlib.suppress(RuntimeError):  # no loop yet; it joins later
             asyncio.get_running_loop()
@@ -434,7 +434,7 @@ class Drain:
         if self.phase in (Phase.SERVING, Phase.CORDONED):
             found += [f"source {name} is not released" for name in self._holds.stuck]
         found += self.ownership.warnings()
-        return [*found, *self.handover.warnings()]
+        return [*found, *self.handoffs.warnings()]
 
     def _too_patient(self) -> str | None:
         """Where the supervisor is less patient than the drain that stands, or than
@@ -517,7 +517,7 @@ class Drain:
     def _open_to_siblings(self) -> None:
         """Let them ask for the state here, if there is any. In an event loop."""
         group = self._record
-        if self.open_to_siblings is None or not len(self.handover.adapters):
+        if self.open_to_siblings is None or not len(self.handoffs.adapters):
             return
         if isinstance(group, Group) and group.own_address is not None:
             self._at_home(self.open_to_siblings, group.own_address)
@@ -597,7 +597,7 @@ class Drain:
         """Do here what the record says. From an event loop; cheap if nothing is new."""
         with self._lock:
             _, lifecycle = self._record.read()
-            self.handover.follow(lifecycle)
+            self.handoffs.follow(lifecycle)
             run, course = lifecycle.run, self._course
             if course is not None and (run is None or run.epoch != course.run.epoch):
                 self._leave(course)

@@ -87,22 +87,22 @@ class SiblingApp:
 
     async def _part(self, request: Request) -> Response:
         return Response(
-            await self._drain.handover.exports.part(queried(request, "protocol") or "")
+            await self._drain.handoffs.exports.part(queried(request, "protocol") or "")
         )
 
     async def _seal(self, request: Request) -> Response:
-        await self._drain.handover.exports.seal_here(_number(request, "epoch"))
+        await self._drain.handoffs.exports.seal_here(_number(request, "epoch"))
         return Response()
 
     async def _unseal(self, request: Request) -> Response:
-        await self._drain.handover.exports.unseal_here(_number(request, "epoch"))
+        await self._drain.handoffs.exports.unseal_here(_number(request, "epoch"))
         return Response()
 
     async def _import(self, request: Request) -> Response:
         body = await bounded(request, STATE_BYTES_MAXIMUM)
         index, count = _number(request, "index"), _number(request, "count")
         try:
-            await self._drain.handover.imports.take(
+            await self._drain.handoffs.imports.take(
                 queried(request, "nonce") or "", index, count, body
             )
         except Exception as exc:
@@ -111,7 +111,7 @@ class SiblingApp:
         return Response()
 
     async def _settle(self, request: Request) -> Response:
-        await self._drain.handover.imports.settle(queried(request, "nonce") or "")
+        await self._drain.handoffs.imports.settle(queried(request, "nonce") or "")
         return Response()
 
 

@@ -79,7 +79,7 @@ class StateControl:
             content = await self._body(request) if request.method == "POST" else b""
             query = request.scope.get("query_string", b"").decode("latin-1")
             path = request.scope["path"]
-            answer = await self._drain.handover.forward(
+            answer = await self._drain.handoffs.forward(
                 request.method,
                 f"{path}?{query}" if query else path,
                 content,
@@ -97,12 +97,12 @@ class StateControl:
 
     async def _seal(self, request: Request) -> Response:
         body = NonceRequest.parse(parse_json(await self._body(request)))
-        await self._drain.handover.seal(body.nonce)
+        await self._drain.handoffs.seal(body.nonce)
         drain = self._drain
         return JSONResponse({"phase": str(drain.phase), "epoch": drain.epoch})
 
     async def _export(self, request: Request) -> Response:
-        export = await self._drain.handover.export(
+        export = await self._drain.handoffs.export(
             queried(request, "protocol"),
             queried(request, "sourceRevision") or "",
             queried(request, "targetRevision") or "",
@@ -115,13 +115,13 @@ class StateControl:
         revisions, nonce = (body.source_revision, body.target_revision), body.nonce
         taker, within = body.taker or None, body.timeout_ms / 1000
         to = Recipient(nonce, taker, within, lives) if nonce is not None else None
-        adapter = self._drain.handover.check(body.protocol, *revisions, to)
+        adapter = self._drain.handoffs.check(body.protocol, *revisions, to)
         is_copy = phase_of(adapter) == "serving"
         epoch = None if is_copy else self._drain.epoch
 
         async def export(_request: Request) -> Response:
             try:
-                export = self._drain.handover.export(adapter.protocol, *revisions, to)
+                export = self._drain.handoffs.export(adapter.protocol, *revisions, to)
                 return _exported(await export)
             except DrainError as exc:
                 return problem(exc)
@@ -133,7 +133,7 @@ class StateControl:
                 if (told.nonce, told.protocol) != (nonce, adapter.protocol):
                     raise StateRequestInvalid("this is the offer of another handoff")
                 if epoch is not None:
-                    self._drain.handover.acknowledge(told, epoch, taker)
+                    self._drain.handoffs.acknowledge(told, epoch, taker)
                 return Response(status_code=200)
             except DrainError as exc:
                 return problem(exc)
@@ -156,13 +156,13 @@ class StateControl:
                 "acknowledge": f"{base}{ACKNOWLEDGE_PATH}",
                 "epoch": epoch,
                 "timeoutMs": body.timeout_ms,
-                "process": self._drain.handover.identity(),
+                "process": self._drain.handoffs.identity(),
             }
         return JSONResponse(answer)
 
     async def _acknowledge(self, request: Request) -> Response:
         told = AcknowledgeRequest.parse(await self._json(request))
-        self._drain.handover.acknowledge(told, self._drain.epoch, told.taker or None)
+        self._drain.handoffs.acknowledge(told, self._drain.epoch, told.taker or None)
         drain = self._drain
         return JSONResponse({"phase": str(drain.phase), "epoch": drain.epoch})
 
@@ -170,24 +170,24 @@ class StateControl:
 
     async def _begin(self, request: Request) -> Response:
         body = StateBeginRequest.parse(await self._json(request))
-        duplicate = self._drain.handover.begin(body)
+        duplicate = self._drain.handoffs.begin(body)
         return JSONResponse({"accepted": True, "duplicate": duplicate}, 202)
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse(self._drain.handover.status(queried(request, "nonce")))
+        return JSONResponse(self._drain.handoffs.status(queried(request, "nonce")))
 
     async def _confirm(self, request: Request) -> Response:
         body = ConfirmRequest.parse(await self._json(request))
-        return JSONResponse(await self._drain.handover.confirm(body))
+        return JSONResponse(await self._drain.handoffs.confirm(body))
 
     async def _discard(self, request: Request) -> Response:
         body = NonceRequest.parse(await self._json(request))
-        return JSONResponse(await self._drain.handover.discard(body.nonce))
+        return JSONResponse(await self._drain.handoffs.discard(body.nonce))
 
     # Both
 
     async def _handoffs(self, _request: Request) -> Response:
-        report: HandoffsReport = self._drain.handover.report()
+        report: HandoffsReport = self._drain.handoffs.report()
         return JSONResponse(report)
 
     async def _json(self, request: Request) -> Any:

@@ -171,7 +171,7 @@ import asyncio
 from tests.servers import presence_app
 from tests.servers.presence_app import app
 
-[adapter] = presence_app.drain.handover.adapters
+[adapter] = presence_app.drain.handoffs.adapters
 
 async def import_state(value, context):
     await asyncio.sleep(60)

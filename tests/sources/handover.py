@@ -128,7 +128,7 @@ async def hand_over(load: Load) -> dict[str, Any]:
     assert await ended(old.release.drain, within=60) == "drained"
     ran_here = sum(len(run) for run in load.run.values())
     await told_by(old, SEAL_PATH, {"nonce": NONCE})
-    exported = await old.release.drain.handover.export(PROTOCOL, SOURCE, TARGET)
+    exported = await old.release.drain.handoffs.export(PROTOCOL, SOURCE, TARGET)
     async with source(says(200, exported.body)) as url:
         await begin(new.release, begin_json(url, protocol=PROTOCOL))
         told = await outcome(new.release)

@@ -4,7 +4,7 @@
 
 Every process runs its scheduler. What is due is claimed before it is sent, by what
 all of them know of it: which schedule it is of, and when it was due. So what comes
-due while nobody owns, in a hand-over or a drain, is sent once, by the next owner.
+due while nobody owns, in a cut-over or a drain, is sent once, by the next owner.
 """
 
 from __future__ import annotations

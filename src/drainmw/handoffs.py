@@ -1,4 +1,4 @@
-"""State that changes hands, from the view of one release: `Handover`.
+"""State that changes hands, from the view of one release: `Handoffs`.
 
 `Exports` and `Imports` know how; here is who may ask for it, and what a
 release says of both.
@@ -34,7 +34,7 @@ class Tell(Protocol):
     def __call__(self, event: str, **facts: Any) -> None: ...
 
 
-class Handover:
+class Handoffs:
     """What a release gives to the next one, and takes over from the last one.
 
     `check_joined` raises `GroupError` where this worker cannot act for its
