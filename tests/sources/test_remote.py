@@ -613,6 +613,36 @@ async def test_who_left_in_order_once_may_still_die_later(agents: Agents) -> Non
         await source.count()
 
 
+async def test_who_leaves_in_order_while_another_is_not_held_yet_is_not_missed(
+    agents: Agents,
+) -> None:
+    """A hold that failed over one of two is asked for again."""
+    _, leaving = agents.start("a")
+    engine, _ = agents.start("b")
+    engine.errors["hold"] = SourceUnavailable("not yet")
+    source = source_of(agents.sockets, expected=2)
+    with pytest.raises(SourceUnavailable, match="not yet"):
+        await source.hold()
+    leaving.close()
+    engine.errors.clear()
+    await source.hold()
+    assert await source.count() == Counts()
+
+
+async def test_who_dies_while_another_is_not_held_yet_is_named(agents: Agents) -> None:
+    dying, agent = agents.start("a")
+    engine, _ = agents.start("b")
+    engine.errors["hold"] = SourceUnavailable("not yet")
+    source = source_of(agents.sockets, expected=2)
+    with pytest.raises(SourceUnavailable, match="not yet"):
+        await source.hold()
+    dying.counts = Counts(jobs=1)
+    agent.close()
+    engine.errors.clear()
+    with pytest.raises(SourceUnavailable, match="worker a of engine died"):
+        await source.hold()
+
+
 async def test_who_died_before_the_hold_is_not_waited_for(agents: Agents) -> None:
     engine, agent = agents.start("old")
     engine.counts = Counts(jobs=1)

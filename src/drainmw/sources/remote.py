@@ -82,7 +82,9 @@ class RemoteSource:
             self._forget()
             self._mark = self._wanted()
         answers = await self._ask_all(Held, self._mark.token)
-        self._check_number(sum(answer is not None for answer in answers.values()))
+        there = {name: a for name, a in answers.items() if a is not None}
+        if len(there) < self._expected:  # else a count tells who has died
+            self._check_present(there)
 
     async def count(self) -> Counts:
         """The sum over the workers."""
@@ -91,7 +93,7 @@ class RemoteSource:
             if answer is not None and not self._is_as_wanted(answer):
                 answers[name] = await self._put_right(name, answer)
         there = {name: a for name, a in answers.items() if a is not None}
-        self._check_number(len(there) + self._left_in_order(there))
+        self._check_present(there)
         counts = [Counts(*answer.counts) for answer in there.values()]
         self._note(list(there.values()))
         return Counts(sum(c.jobs for c in counts), sum(c.schedules for c in counts))
@@ -150,7 +152,7 @@ class RemoteSource:
             raise SourceUnavailable(f"worker {name} of {self.name} is not held")
         return again
 
-    def _left_in_order(self, there: Mapping[str, Counted]) -> int:
+    def _left_in_order(self, there: Mapping[str, object]) -> int:
         """How many of those that were held have left, and were done."""
         gone = self._known - there.keys()
         for name in sorted(gone):
@@ -163,7 +165,9 @@ class RemoteSource:
                 )
         return len(gone)
 
-    def _check_number(self, number: int) -> None:
+    def _check_present(self, there: Mapping[str, object]) -> None:
+        """That nobody is missed, who was held or is expected."""
+        number = len(there) + self._left_in_order(there)
         if number < self._expected:
             raise SourceUnavailable(
                 f"{number} of {self._expected} workers of {self.name} answer "
