@@ -28,6 +28,7 @@ __all__ = ["journal", "redis_url", "valkey_port"]
 pytestmark = pytest.mark.anyio
 
 ROUNDS = {"work": 120, "late": 30}  # 1,000 jobs, and more, go back unstarted (J4)
+PAUSE = 0.05  # seconds between batches; held for most of the time it does no more
 BEATS = 30
 
 
@@ -82,7 +83,9 @@ async def test_no_job_is_lost_or_runs_twice(
     source = Timed(broker)
     blue = Workers(broker, journal, task=task, source=source)
     with worker(broker, pool=pool):
-        await holds_at_random(blue, journal, rounds=ROUNDS[task], may_start=True)
+        await holds_at_random(
+            blue, journal, rounds=ROUNDS[task], pause=PAUSE, may_start=True
+        )
     with capsys.disabled():
         print(f"\n{pool}, {task}: {figures(source, journal)}")
 
