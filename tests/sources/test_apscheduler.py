@@ -58,7 +58,15 @@ async def running(*schedulers: Any, **options: Any) -> AsyncIterator[None]:
         for scheduler in schedulers:
             if scheduler.running:
                 await asyncio.to_thread(scheduler.shutdown)
+            _let_go_of_databases(scheduler)
         await calm()
+
+
+def _let_go_of_databases(scheduler: Any) -> None:
+    """A scheduler in a thread looks into its stores once more after their end."""
+    for store in scheduler._jobstores.values():
+        if isinstance(store, SQLAlchemyJobStore):
+            store.engine.dispose()
 
 
 async def until(met: Callable[[], object]) -> None:
@@ -591,7 +599,7 @@ async def test_what_was_withheld_runs_in_a_process_of_its_own(
     ran = tmp_path / "ran"
     async with running(scheduler):
         await source.hold()
-        scheduler.add_job("pathlib:Path.touch", args=[ran], run_date=wall.now())
+        scheduler.add_job("os:mkdir", args=[ran], run_date=wall.now())
         wall.forward(5)
         await source.release()
         await until(lambda: any(source.count()))
