@@ -78,14 +78,16 @@ async def test_a_begin_hands_over_and_every_fire_is_sent_once(
     watching = asyncio.create_task(sent.watch(redis_url))
     once = datetime.now(UTC) + timedelta(seconds=2)
     places = (redis_url, tmp_path / "runtime", once)
-    async with scheduled(*places) as blue, scheduled(*places) as green:
-        await until(lambda: bool(sent.often))
-        await blue.begin(begin_request())
-        begun = time.time()
-        await until(lambda: len(sent.often) > 2 and bool(sent.once))
-        assert green.own("reports").generation == 2
-        await blue.ended
-        assert str(blue.phase) == "drained"
+    async with scheduled(*places) as blue:
+        await until(lambda: blue.own("reports").is_mine)
+        async with scheduled(*places) as green:
+            await until(lambda: bool(sent.often))
+            await blue.begin(begin_request())
+            begun = time.time()
+            await until(lambda: len(sent.often) > 2 and bool(sent.once))
+            assert green.own("reports").generation == 2
+            await blue.ended
+            assert str(blue.phase) == "drained"
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     (fired,) = sent.once
