@@ -23,6 +23,7 @@ from sqlalchemy import event
 from drainmw.sources.apscheduler import APSchedulerSource
 from tests.engines.journal import Journal
 from tests.engines.scenario import SLOTS
+from tests.rig import close_databases
 
 IN_LOOP, IN_THREADS = "asyncio", "threads"
 SPACE = 1.5  # from four jobs to the next, in the length of a job
@@ -89,4 +90,5 @@ async def started(*engines: Scheduled) -> AsyncIterator[None]:
         for engine in engines:
             if engine.scheduler.running:
                 await asyncio.to_thread(engine.scheduler.shutdown)
+            close_databases(engine.scheduler)
         await asyncio.sleep(0)  # one in a loop shuts down in its next turn

@@ -28,7 +28,7 @@ from drainmw import Counts
 from drainmw.errors import Misuse
 from drainmw.sources.apscheduler import APSchedulerSource
 from drainmw.sources.owned import Owned
-from tests.rig import NONCE, Release, Waiting, calm, new_drain
+from tests.rig import NONCE, Release, Waiting, calm, close_databases, new_drain
 
 pytestmark = pytest.mark.anyio
 
@@ -58,15 +58,8 @@ async def running(*schedulers: Any, **options: Any) -> AsyncIterator[None]:
         for scheduler in schedulers:
             if scheduler.running:
                 await asyncio.to_thread(scheduler.shutdown)
-            _let_go_of_databases(scheduler)
+            close_databases(scheduler)
         await calm()
-
-
-def _let_go_of_databases(scheduler: Any) -> None:
-    """A scheduler in a thread looks into its stores once more after their end."""
-    for store in scheduler._jobstores.values():
-        if isinstance(store, SQLAlchemyJobStore):
-            store.engine.dispose()
 
 
 async def until(met: Callable[[], object]) -> None:
