@@ -158,7 +158,9 @@ async def test_consumers_are_quiet_while_requests_are_busy(
     redis_url: str, journal: Journal
 ) -> None:
     async with here(on_a_stream, redis_url, journal) as engine:
-        told = await quiet_while_requests_are_busy(engine, journal, slots=SLOTS + 1)
+        told = await quiet_while_requests_are_busy(
+            engine, journal, slots=SLOTS + 1, at_once=True
+        )
         assert told["handedBack"] > 0
 
 
