@@ -120,6 +120,18 @@ def test_each_export_can_be_imported_and_is_what_its_home_holds(name: str) -> No
     assert value.__name__ == name
 
 
+@pytest.mark.parametrize("name", ["drainmw", "drainmw.sources.queue", "drainmw.cli"])
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_python_without_its_lock_is_refused(name: str, has_lock: bool) -> None:
+    """As a free-threaded build is, unless something in it has turned the lock on."""
+    program = f"import sys; sys._is_gil_enabled = lambda: {has_lock}; import {name}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert done.returncode == (0 if has_lock else 1), done.stderr
+    assert ("run it with the lock (PYTHON_GIL=1)" in done.stderr) is not has_lock
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Drian'"):
         drainmw.Drian  # noqa: B018 the access is the test

@@ -7,6 +7,7 @@ neither starts quickly.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from drainmw.sources.queue import KeyedQueue
     from drainmw.sources.queuestate import QueueState
     from drainmw.state import ImportContext, StateAdapter
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "drainmw counts with operations that are atomic under the interpreter lock, "
+        "which this Python runs without; run it with the lock (PYTHON_GIL=1)"
+    )
 
 __version__ = "0.1.0"
 

@@ -27,17 +27,10 @@ share a ledger.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from heapq import nsmallest
 from itertools import count, islice
 from typing import Any, Literal, Protocol, TypeVar
-
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    raise ImportError(
-        "drainmw counts with operations that are atomic under the interpreter lock; "
-        "run it with the lock enabled (PYTHON_GIL=1)"
-    )
 
 Kind = Literal["http", "websocket"]
 
