@@ -168,7 +168,13 @@ async def test_a_sibling_that_dies_is_not_waited_for() -> None:
     await scene.until(lambda: scene.phase is Phase.DRAINED)
 
 
-async def test_one_that_says_zero_and_is_not_held_is_waited_for() -> None:
+EAGER = getattr(asyncio, "eager_task_factory", None)  # from 3.12 on
+
+
+@pytest.mark.parametrize("factory", [None] if EAGER is None else [None, EAGER])
+async def test_one_that_says_zero_and_is_not_held_is_waited_for(factory: Any) -> None:
+    """And the loop goes on, also where tasks run as soon as they are made."""
+    asyncio.get_running_loop().set_task_factory(factory)
     scene = Scene()
     scene.record.on_wake = lambda _hint: scene.speak(settled=scene.record.gate[0] != 3)
     scene.begin()

@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from drainmw.errors import Misuse, SourceError
-from drainmw.flag import Flag, Pulse, own_cancellation_only
+from drainmw.flag import Flag, Pulse, own_cancellation_only, start_task
 from tests.rig import calm
 
 pytestmark = pytest.mark.anyio
@@ -155,3 +156,27 @@ async def test_a_cancellation_of_who_waits_is_one() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+# Tasks of ours
+
+
+async def test_a_task_of_ours_starts_in_a_turn_of_its_own() -> None:
+    """Whatever the app has its loop make of tasks, such as eager ones."""
+    loop, steps = asyncio.get_running_loop(), list[str]()
+
+    async def runs() -> str:
+        steps.append("runs")
+        return "done"
+
+    def factory(_loop: object, _coro: object, **_named: object) -> Any:
+        raise AssertionError("that of the app was asked")
+
+    loop.set_task_factory(factory)
+    try:
+        task = start_task(runs(), name="ours")
+    finally:
+        loop.set_task_factory(None)
+    steps.append("started")
+    assert await task == "done"
+    assert (task.get_name(), steps) == ("ours", ["started", "runs"])

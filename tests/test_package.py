@@ -132,6 +132,18 @@ def test_a_python_without_its_lock_is_refused(name: str, has_lock: bool) -> None
     assert ("run it with the lock (PYTHON_GIL=1)" in done.stderr) is not has_lock
 
 
+THEIR_TASKS = {"sources.runner", "sources.taskiq", "sources.tasks"}
+"""They start work of the app, or run in the loop of an engine's own process."""
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - THEIR_TASKS))
+def test_a_task_of_ours_is_started_by_start_task(module: str) -> None:
+    """The factory of the app's loop might run it at once."""
+    calls = (n for n in ast.walk(ast.parse(MODULES[module].read_text())))
+    names = {n.attr for n in calls if isinstance(n, ast.Attribute)}
+    assert "create_task" not in names
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Drian'"):
         drainmw.Drian  # noqa: B018 the access is the test

@@ -768,13 +768,18 @@ def test_two_loops_in_two_threads_share_one_drain() -> None:
         assert [server.result(10) for server in servers] == [503, 503]
 
 
-def test_a_drain_whose_loop_was_closed_is_carried_on_by_the_next() -> None:
-    """Starlette's TestClient makes a loop for each call."""
+EAGER = getattr(asyncio, "eager_task_factory", None)  # from 3.12 on
+
+
+@pytest.mark.parametrize("factory", [None] if EAGER is None else [None, EAGER])
+def test_a_drain_whose_loop_was_closed_is_carried_on_by_the_next(factory: Any) -> None:
+    """Starlette's TestClient makes a loop for each call; some start tasks at once."""
     drain = new_drain()
     source = ManualSource()
     drain.add_source(source)
 
     async def asked(call: Callable[[Client], Awaitable[Any]]) -> Any:
+        asyncio.get_running_loop().set_task_factory(factory)
         return (await call(Release(drain=drain).client)).json()
 
     assert asyncio.run(asked(lambda client: client.begin()))["accepted"] is True

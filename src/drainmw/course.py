@@ -24,6 +24,7 @@ from drainmw.core.drain import Lifecycle, Phase, Run
 from drainmw.core.ledger import Ledger
 from drainmw.core.roster import Roll
 from drainmw.errors import GroupError, Superseded
+from drainmw.flag import start_task
 from drainmw.rollcall import RollCall
 from drainmw.sources.base import Intake
 from drainmw.sources.holds import Holds, together
@@ -79,9 +80,9 @@ class Course:
             self._holds.start(self.run.epoch, "push")
             return
         self._tasks = [
-            loop.create_task(self._carry_out(), name="drainmw drain"),
-            loop.create_task(self._watch_deadline(), name="drainmw deadline"),
-            loop.create_task(self._narrate(self.run), name="drainmw narrator"),
+            start_task(self._carry_out(), name="drainmw drain"),
+            start_task(self._watch_deadline(), name="drainmw deadline"),
+            start_task(self._narrate(self.run), name="drainmw narrator"),
         ]
 
     def hold(self, intake: Intake) -> None:

@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 from drainmw.errors import GroupError
+from drainmw.flag import start_task
 from drainmw.log import logger
 from drainmw.release import Drain
 from drainmw.serve import (
@@ -85,7 +86,7 @@ class _Crew:
             for _ in range(self._options.workers):
                 self._start_worker()
             control = control_server(self._drain)
-            serving = self._loop.create_task(self._serve_control(control))
+            serving = start_task(self._serve_control(control))
             await self._ended.wait()
             await self._end_workers()
             control.should_exit = True
@@ -160,7 +161,7 @@ class _Crew:
     def _on_signal(self, name: str) -> None:
         if self._stopping is None:
             logger().info("stopping", signal=name)
-            self._stopping = self._loop.create_task(self._stop(), name="drainmw stop")
+            self._stopping = start_task(self._stop(), name="drainmw stop")
         else:
             logger().warning("stopping at once", signal=name)
             self._stopping.cancel()
@@ -238,7 +239,7 @@ class _Worker:
 
     def _go(self, drains: bool) -> None:
         if self._going is None:
-            self._going = asyncio.create_task(self._leave(drains), name="drainmw stop")
+            self._going = start_task(self._leave(drains), name="drainmw stop")
 
     async def _leave(self, drains: bool) -> None:
         if drains:

@@ -29,7 +29,7 @@ from drainmw.errors import (
     StateProvisional,
     StateSealRefused,
 )
-from drainmw.flag import Flag
+from drainmw.flag import Flag, start_task
 from drainmw.log import logger
 from drainmw.siblings import (
     PART_PATH,
@@ -352,7 +352,7 @@ class Exports:
         else:
             self.sealed.clear()
         if here is not None and (run is None or run.epoch != here):
-            unseal = asyncio.create_task(self.unseal_here(here), name="drainmw unseal")
+            unseal = start_task(self.unseal_here(here), name="drainmw unseal")
             self._tasks.add(unseal)
             unseal.add_done_callback(self._tasks.discard)
 

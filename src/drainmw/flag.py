@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any, TypeVar
 
 from drainmw.errors import Misuse, SourceError
+
+T = TypeVar("T")
 
 
 class Flag:
@@ -137,6 +140,17 @@ def loop_for(what: str) -> asyncio.AbstractEventLoop:
             "or from another thread by loop.call_soon_threadsafe"
         )
     return loop
+
+
+def start_task(
+    coro: Coroutine[Any, Any, T], *, name: str | None = None
+) -> asyncio.Task[T]:
+    """A task of ours in the running loop, which starts in a turn of its own.
+
+    Where the app gives its loop `asyncio.eager_task_factory`, one by `create_task`
+    would run at once: before whoever starts it knows of it, and in what it is doing.
+    """
+    return asyncio.Task(coro, loop=asyncio.get_running_loop(), name=name)
 
 
 @contextlib.contextmanager

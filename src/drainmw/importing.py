@@ -35,7 +35,7 @@ from drainmw.errors import (
     StateTimeout,
 )
 from drainmw.fetching import acknowledge, fetch
-from drainmw.flag import Flag
+from drainmw.flag import Flag, start_task
 from drainmw.log import logger
 from drainmw.origin import is_dead
 from drainmw.siblings import IMPORT_PATH, SETTLE_PATH, Siblings
@@ -508,7 +508,7 @@ class Imports:
         return self._siblings.record.read()[1].handoffs.find(nonce)
 
     def _start(self, work: Any, name: str) -> None:
-        task = asyncio.create_task(work, name=name)
+        task = start_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

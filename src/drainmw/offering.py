@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from drainmw.contract import ACKNOWLEDGE_PATH, STATE_EXPORT_PATH
+from drainmw.flag import start_task
 from drainmw.inner import InnerServer
 from drainmw.log import logger
 from drainmw.tokens import generate
@@ -49,10 +50,8 @@ class Offer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         port: int = listener.getsockname()[1]
         server = InnerServer(self._app)
-        serving = asyncio.create_task(
-            server.serve(sockets=[listener]), name="drainmw offer"
-        )
-        closing = asyncio.create_task(
+        serving = start_task(server.serve(sockets=[listener]), name="drainmw offer")
+        closing = start_task(
             self._close(server, serving, within), name="drainmw offer's end"
         )
         _open.append((self, closing))

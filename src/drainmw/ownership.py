@@ -27,7 +27,7 @@ from drainmw.errors import (
     OwnershipUnavailable,
     SettingsError,
 )
-from drainmw.flag import Pulse, own_cancellation_only, running_loop
+from drainmw.flag import Pulse, own_cancellation_only, running_loop, start_task
 from drainmw.log import logger
 from drainmw.owner import Owner
 from drainmw.settings import Settings
@@ -124,7 +124,7 @@ class Ownership:
             owner.restart()
         if self._owners and not self._is_observer:
             name = "drainmw ownership"
-            self._task = self._loop.create_task(self._look_after(), name=name)
+            self._task = start_task(self._look_after(), name=name)
 
     async def stop(self) -> None:
         """Give up what this process owns, and be gone. In the loop of `start`."""
@@ -176,7 +176,7 @@ class Ownership:
             raise OwnershipUnavailable("ownership has not been started")
         with own_cancellation_only(OwnershipUnavailable, "its event loop has ended"):
             if loop is running_loop():
-                return await asyncio.shield(_watched(loop.create_task(make())))
+                return await asyncio.shield(_watched(start_task(make())))
             asked = asyncio.run_coroutine_threadsafe(make(), loop)
             return await asyncio.shield(_watched(asyncio.wrap_future(asked)))
 
@@ -351,7 +351,7 @@ class Ownership:
 
     def _run_client(self, client: Client) -> None:
         if client not in self._clients:
-            task = asyncio.get_running_loop().create_task(client())
+            task = start_task(client())
             self._clients[client] = task
             task.add_done_callback(_complain)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from drainmw.core.ledger import Ledger
 from drainmw.core.roster import Roll, Worker, fold
 from drainmw.errors import CountersInvalid, CountersUnknown
-from drainmw.flag import Pulse
+from drainmw.flag import Pulse, start_task
 from drainmw.record import Hint, Record
 from drainmw.reporting import Told
 from drainmw.sources.counting import Seen, total, whole
@@ -147,9 +147,7 @@ class RollCall:
             asked = listener.hints()
             follow()
             self.stirred.beat()
-            reply = loop.create_task(
-                self._reply(listener, asked, told), name="drainmw reply"
-            )
+            reply = start_task(self._reply(listener, asked, told), name="drainmw reply")
             self._replies.add(reply)
             reply.add_done_callback(self._replies.discard)
 

@@ -33,6 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from drainmw import socketfile
 from drainmw.control import Control
 from drainmw.errors import Misuse, SettingsError
+from drainmw.flag import start_task
 from drainmw.log import logger
 from drainmw.middleware import DrainMiddleware, installed_drain
 from drainmw.release import Drain
@@ -259,7 +260,7 @@ class _Release:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         with handled_signals(self._take_signal):
-            control = self._loop.create_task(self._serve_control())
+            control = start_task(self._serve_control())
             try:
                 if not self._server.config.loaded:
                     self._server.config.load()
@@ -292,7 +293,7 @@ class _Release:
     def _on_signal(self, name: str) -> None:
         if self._stopping is None:
             logger().info("stopping", signal=name)
-            self._stopping = asyncio.create_task(self._stop(), name="drainmw stop")
+            self._stopping = start_task(self._stop(), name="drainmw stop")
         else:
             logger().warning("stopping at once", signal=name)
             self._stopping.cancel()

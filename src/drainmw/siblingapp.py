@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from drainmw.contract import FAILURE_MAXIMUM, STATE_BYTES_MAXIMUM
 from drainmw.control import Control
 from drainmw.errors import DrainError
+from drainmw.flag import start_task
 from drainmw.inner import InnerServer
 from drainmw.log import logger
 from drainmw.problems import problem
@@ -58,7 +59,7 @@ class SiblingApp:
         task = self._serving
         if task is not None and not task.done() and task.get_loop() is loop:
             return
-        self._serving = loop.create_task(self._served(address), name="drainmw siblings")
+        self._serving = start_task(self._served(address), name="drainmw siblings")
 
     async def _served(self, address: Path) -> None:
         try:

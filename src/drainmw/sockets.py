@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from drainmw.core.ledger import Ticket
 from drainmw.errors import ConnectionClosed
-from drainmw.flag import running_loop
+from drainmw.flag import running_loop, start_task
 from drainmw.interrupt import (
     can_be_seen,
     interrupt,
@@ -332,7 +332,7 @@ class Socket(Ticket):
         stuck = _stuck.setdefault(loop, [])
         stuck.append(self.send)
         if len(stuck) == 1:  # nobody is about to look
-            looking = loop.create_task(_interrupt_stuck(loop), name="drainmw looking")
+            looking = start_task(_interrupt_stuck(loop), name="drainmw looking")
             _looking.add(looking)
             looking.add_done_callback(_looking.discard)
 

@@ -30,7 +30,7 @@ from drainmw.core.spread import (
     window_for,
 )
 from drainmw.exchange import Exchange, tickets
-from drainmw.flag import Pulse, running_loop
+from drainmw.flag import Pulse, running_loop, start_task
 from drainmw.log import logger
 from drainmw.policies import Policies
 from drainmw.settings import Settings
@@ -89,7 +89,7 @@ class Walker:
     def start(self) -> None:
         """Begin to walk; once."""
         self._schedule.add(self._last_moment, self._end_let_in)
-        self._walk = asyncio.create_task(self._walked(), name="drainmw walker")
+        self._walk = start_task(self._walked(), name="drainmw walker")
 
     def stop(self) -> None:
         """Leave every connection that is not closed yet as it is."""
@@ -265,7 +265,7 @@ class Walker:
 
     def _send_close(self, socket: Socket) -> None:
         hint = milliseconds_to_retry(self._settings.retry_after, self._chance)
-        closing = asyncio.create_task(
+        closing = start_task(
             socket.send_close(
                 self._settings.close_code, close_reason(hint), self._patience()
             ),

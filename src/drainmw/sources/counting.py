@@ -11,14 +11,17 @@ import inspect
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drainmw.errors import CountersInvalid, CountersUnknown, SourceUnavailable
+from drainmw.flag import start_task
 from drainmw.sources.base import Counts, Explains, Running
 from drainmw.text import failure_text
 
 if TYPE_CHECKING:
     from drainmw.sources.holds import Entry
+
+T = TypeVar("T")
 
 RUNNING_MAXIMUM = 100  # pieces of one source that a report may name
 
@@ -36,7 +39,7 @@ async def ask(entries: Sequence[Entry], within: float) -> list[Seen]:
     """What each says, asked side by side; after that time it has not answered."""
     first = [_ask_now(entry) for entry in entries]
     waiting = {
-        asyncio.ensure_future(answer): i
+        waited(answer): i
         for i, answer in enumerate(first)
         if not isinstance(answer, Seen)
     }
@@ -154,6 +157,13 @@ def _checked(entry: Entry, answer: object) -> Seen:
         return Seen(entry, Counts(whole(answer[0], who), whole(answer[1], who)))
     except CountersInvalid as exc:
         return Seen(entry, None, exc)
+
+
+def waited(wait: Awaitable[T]) -> asyncio.Future[T]:
+    """A future of it, which leaves a turn to others before it is done."""
+    if asyncio.iscoroutine(wait):
+        return start_task(wait)
+    return asyncio.ensure_future(wait)
 
 
 def retrieve(task: asyncio.Future[Any]) -> None:

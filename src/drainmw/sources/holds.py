@@ -15,10 +15,18 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from drainmw.errors import Misuse, SourceError, SourceUnavailable
-from drainmw.flag import Flag, own_cancellation_only
+from drainmw.flag import Flag, own_cancellation_only, start_task
 from drainmw.log import logger
 from drainmw.sources.base import Counts, Halts, Intake, Running, WorkSource
-from drainmw.sources.counting import Seen, ask, counted, retrieve, running_of, total
+from drainmw.sources.counting import (
+    Seen,
+    ask,
+    counted,
+    retrieve,
+    running_of,
+    total,
+    waited,
+)
 from drainmw.sources.feeding import feeder
 from drainmw.text import failure_text, kind_of
 
@@ -99,7 +107,7 @@ class Holds:
                 entry.entered.clear()
                 entry.touched = True
                 self._halt(entry)
-                entry.holding = asyncio.create_task(
+                entry.holding = start_task(
                     self._hold(entry, epoch), name=f"drainmw hold {entry.source.name}"
                 )
                 entry.holding.add_done_callback(retrieve)
@@ -153,9 +161,9 @@ class Holds:
                 entry.holding.cancel()
                 entry.holding = None
             name = f"drainmw release {entry.source.name}"
-            entry.releasing = asyncio.create_task(self._release(entry), name=name)
+            entry.releasing = start_task(self._release(entry), name=name)
             tasks.append(entry.releasing)
-        watch = asyncio.create_task(_when_done(tasks, done), name="drainmw release")
+        watch = start_task(_when_done(tasks, done), name="drainmw release")
         self._background.add(watch)
         watch.add_done_callback(self._background.discard)
 
@@ -282,7 +290,7 @@ def _awaitable(entry: Entry, ask: Callable[[], Awaitable[None]]) -> Awaitable[No
 
 async def together(*waits: Awaitable[T]) -> list[T]:
     """Wait for all; raise the first exception at once and stop the others."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    tasks = [waited(wait) for wait in waits]
     try:
         return await asyncio.gather(*tasks)
     finally:
