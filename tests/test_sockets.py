@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import iscoroutinefunction
 from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect
 
@@ -365,9 +366,9 @@ async def test_a_task_that_cannot_know_yet_sends_into_the_void_for_a_moment() ->
 async def test_the_ends_of_an_app_are_taken_for_coroutine_functions() -> None:
     """asgiref asks before it calls a `send` from a thread."""
     server = Server()
-    assert asyncio.iscoroutinefunction(server.app_send)
-    assert asyncio.iscoroutinefunction(server.app_receive)
-    assert asyncio.iscoroutinefunction(ticket_factory([0])().sender)
+    assert iscoroutinefunction(server.app_send)
+    assert iscoroutinefunction(server.app_receive)
+    assert iscoroutinefunction(ticket_factory([0])().sender)
 
 
 async def test_a_later_close_of_the_app_is_ignored() -> None:

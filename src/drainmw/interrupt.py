@@ -44,6 +44,13 @@ def returns_coroutine(function: F) -> F:
     return function
 
 
+def is_coroutine_function(function: object) -> bool:
+    """Whether a call of it gives a coroutine, by its kind or by such a mark."""
+    if sys.version_info >= (3, 12):
+        return inspect.iscoroutinefunction(function)
+    return asyncio.iscoroutinefunction(function)
+
+
 def _marked() -> dict[str, Any]:
     def example() -> None:
         """Takes the mark."""

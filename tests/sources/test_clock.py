@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,6 +15,7 @@ from drainmw import Clock
 from drainmw.core.lease import CROWDED, KEPT, Lease
 from drainmw.core.timetable import due_ms, moment
 from drainmw.errors import Misuse, OwnershipUnavailable
+from drainmw.interrupt import returns_coroutine
 from drainmw.sources import clock as module
 from drainmw.testing import ManualClock
 from tests.homes import Place, TestHome
@@ -439,3 +440,14 @@ def test_what_a_schedule_does_must_be_a_coroutine_function() -> None:
     wrong: Any = lambda due: None  # noqa: E731
     with pytest.raises(Misuse, match="must be a coroutine function"):
         clock.every(10, name="x")(wrong)
+
+
+def test_a_function_that_is_marked_to_give_a_coroutine_is_one() -> None:
+    """As asgiref's `sync_to_async` does it."""
+    clock = Clock(TestHome(Place(), "blue", ManualClock()).owner)
+
+    @returns_coroutine
+    def marked(due: datetime) -> Awaitable[None]:
+        return asyncio.sleep(0)
+
+    assert clock.every(10, name="x")(marked) is marked

@@ -31,6 +31,7 @@ from drainmw.core.timetable import (
 )
 from drainmw.errors import Misuse
 from drainmw.flag import is_cancelled, own_cancellation_only
+from drainmw.interrupt import is_coroutine_function
 from drainmw.log import logger
 from drainmw.sources.base import check_owner
 from drainmw.text import failure_text
@@ -113,7 +114,7 @@ class Clock:
         self._add(_Schedule(name, Once(due_ms(when)), act, KEPT - 1, False))
 
     def _add(self, schedule: _Schedule) -> None:
-        if not asyncio.iscoroutinefunction(schedule.act):
+        if not is_coroutine_function(schedule.act):
             raise Misuse(f"what {schedule.name} does must be a coroutine function")
         if not _takes_one(schedule.act):
             raise Misuse(f"what {schedule.name} does must take one argument, its due")
