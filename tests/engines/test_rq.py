@@ -15,15 +15,17 @@ import pytest
 
 pytest.importorskip("rq")
 
+from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from rq.suspension import suspend
 
 from drainmw.errors import Misuse, SourceUnavailable
 from drainmw.sources.base import Counts
 from drainmw.sources.rq import DrainableWorker, RQWorkers
+from drainmw.sources.rqrelease import PAUSE, Keys, busy
 from tests.engines.drains import quiet_while_requests_are_busy
 from tests.engines.journal import Journal
-from tests.engines.rqs import Release
+from tests.engines.rqs import Release, counted
 from tests.engines.scenario import (
     SLOTS,
     all_ran_once,
@@ -280,6 +282,34 @@ async def test_what_runs_on_a_redis_that_came_back_empty_is_unknown(
                 break
             await asyncio.sleep(0.05)
     assert await blue.count() == Counts()
+
+
+async def test_who_listens_and_tells_its_state_a_moment_later_is_known(
+    blue: Release,
+) -> None:
+    """It is being born while it is looked for."""
+    keys = Keys("blue", "holds", "workers")
+    presence: Any = cast(Any, blue.redis).pubsub()
+    with contextlib.closing(presence):
+        presence.subscribe(keys.channel(blue.redis, "newborn"))
+        presence.get_message(timeout=1)
+        with pytest.raises(SourceUnavailable, match="lost what worker newborn does"):
+            await blue.count()
+        asked = asyncio.ensure_future(blue.count())
+        await asyncio.sleep(PAUSE / 5)
+        keys.tell(blue.redis, "newborn", busy("a job"))
+        assert await asked == Counts(jobs=1)
+
+
+async def test_a_release_of_that_name_in_another_database_is_another(
+    blue: Release,
+) -> None:
+    """A server has the channels of all its databases in common."""
+    blue.start(1)
+    url, number = blue.url.rsplit("/", 1)
+    with Redis.from_url(f"{url}/{(int(number) + 1) % 16}") as database:
+        other = RQWorkers(database, "blue", expected=0)
+        assert await counted(other) == Counts()
 
 
 async def test_two_processes_of_an_app_hold_it_each_for_itself(

@@ -106,7 +106,10 @@ class DrainableWorker(Worker):
         super().subscribe()  # type: ignore[no-untyped-call]
         if self.pubsub is None:
             raise AssertionError("RQ has subscribed")
-        self.pubsub.subscribe(**{self._keys.channel(self.name): _heard})
+        channel = self._keys.channel(self.connection, self.name)
+        self.pubsub.subscribe(**{channel: _heard})
+        # Again: who is out and does not listen is forgotten.
+        self._keys.tell(self.connection, self.name, OUT)
 
     def register_death(self) -> None:
         """Leave in order; what still has a job leaves no proof of the contrary."""

@@ -235,10 +235,11 @@ class _Post:
 
     def take(self, redis: Redis) -> None:
         """Be there, as long as this process lives."""
-        self._keys.tell(redis, self._name, OUT)
         presence: PubSub = redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        presence.subscribe(self._keys.channel(self._name))
+        presence.subscribe(self._keys.channel(redis, self._name))
         self._presence = presence
+        # Not before: who is out and does not listen is forgotten.
+        self._keys.tell(redis, self._name, OUT)
 
     def may_look(self, redis: Redis, overdue: int = 0) -> bool:
         """Whether it is not held; then it counts until it `has_looked`."""

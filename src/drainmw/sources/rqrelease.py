@@ -65,16 +65,21 @@ class Keys:
         """A field for each process that wants a hold."""
         self.members = f"drainmw:rq:{release}:{members}"
         """A field for each member, with its state."""
-        self._channels = f"{self.members}:living:"
 
-    def channel(self, name: str) -> str:
+    def channel(self, redis: Redis, name: str) -> str:
         """To which that member listens while it lives."""
-        return f"{self._channels}{name}"
+        return f"{self._channels(redis)}{name}"
 
     def living(self, redis: Redis) -> set[str]:
         """Who listens to its channel: the kernel tells Redis of a death."""
-        heard = redis.pubsub_channels(f"{self._channels}*")
-        return {text(channel).removeprefix(self._channels) for channel in heard}
+        begin = self._channels(redis)
+        heard = redis.pubsub_channels(f"{begin}*")
+        return {text(channel).removeprefix(begin) for channel in heard}
+
+    def _channels(self, redis: Redis) -> str:
+        """What channels begin with. A server has them in common for its databases."""
+        database = redis.get_connection_kwargs().get("db") or 0
+        return f"{self.members}:{database}:living:"
 
     def may_start(self, redis: Redis, name: str, started: str, out: str = OUT) -> bool:
         """Whether it is not held; then that member has `started`, else it is `out`."""
@@ -174,6 +179,7 @@ class Members:
         living = self._keys.living(self._redis)
         if self._is_held:
             self._known |= living
+        states = states | self._told_by_now(living - states.keys())
         self._lost -= states.keys()
         for name in sorted((living | self._lost) - states.keys()):
             raise SourceUnavailable(f"Redis has lost what {self.what} {name} does")
@@ -188,6 +194,15 @@ class Members:
             else:
                 self._redis.hdel(self._keys.members, name)
         return there
+
+    def _told_by_now(self, names: set[str]) -> dict[str, str]:
+        """The states of those that may have been born since we asked."""
+        if not names:
+            return {}
+        time.sleep(PAUSE)
+        found = sorted(names)
+        told = self._redis.hmget(self._keys.members, found)
+        return {n: text(state) for n, state in zip(found, told, strict=True) if state}
 
     def _is_kept(self, name: str) -> bool:
         return bool(self._redis.exists(*self._kept(name)))
