@@ -62,6 +62,12 @@ def redis_url(valkey_port: int) -> str:
     return f"redis://127.0.0.1:{valkey_port}/{next(_database)}"
 
 
+@pytest.fixture
+def another_redis_url(valkey_port: int) -> str:
+    """Another one of the same server."""
+    return f"redis://127.0.0.1:{valkey_port}/{next(_database)}"
+
+
 @pytest.fixture(scope="session")
 def postgres_port() -> Iterator[int]:
     try:

@@ -302,12 +302,11 @@ async def test_who_listens_and_tells_its_state_a_moment_later_is_known(
 
 
 async def test_a_release_of_that_name_in_another_database_is_another(
-    blue: Release,
+    blue: Release, another_redis_url: str
 ) -> None:
     """A server has the channels of all its databases in common."""
     blue.start(1)
-    url, number = blue.url.rsplit("/", 1)
-    with Redis.from_url(f"{url}/{(int(number) + 1) % 16}") as database:
+    with Redis.from_url(another_redis_url) as database:
         other = RQWorkers(database, "blue", expected=0)
         assert await counted(other) == Counts()
 

@@ -118,8 +118,9 @@ async def test_a_broken_promise_is_found(
     monkeypatch.setattr("tests.engines.scenario.SILENCE", 0.05)
     async with pools(journal) as (pool,):
         pool.fault = fault
+        seconds = 0.3 if fault == "waits for work" else 0.05
         with pytest.raises(AssertionError):
-            await hold_in_the_middle(pool, journal, seconds=0.05, prompt=0.04)
+            await hold_in_the_middle(pool, journal, seconds=seconds, prompt=0.04)
 
 
 async def test_a_hold_that_is_no_barrier_is_found_at_random(journal: Journal) -> None:
