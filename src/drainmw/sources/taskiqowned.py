@@ -17,11 +17,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from drainmw.errors import LeaseCrowded, Misuse
+from drainmw.errors import LeaseCrowded
 from drainmw.log import logger
 from drainmw.sources.base import check_owner
 from drainmw.sources.extras import extra
-from drainmw.text import failure_text, kind_of
+from drainmw.sources.taskiqscheduler import intercepted
+from drainmw.text import failure_text
 
 with extra("taskiq"):
     from taskiq.abc.schedule_source import ScheduleSource
@@ -58,17 +59,11 @@ class OwnedTaskiqClock:
         Raises:
             Misuse: It is no scheduler, or that is no owner.
         """
-        if not isinstance(scheduler, TaskiqScheduler):
-            raise Misuse(
-                f"OwnedTaskiqClock takes a TaskiqScheduler, not {kind_of(scheduler)}"
-            )
         check_owner(owner, "OwnedTaskiqClock")
         self._owner = owner
         self._wall = wall
         self._waiting = 0
-        self._send = scheduler.on_ready
-        # Of this one scheduler; a subclass would have to be chosen by the user.
-        scheduler.on_ready = self._on_ready  # type: ignore[method-assign]
+        self._send = intercepted(scheduler, self._on_ready, "OwnedTaskiqClock")
         owner.counts_overdue.append(self._overdue)
 
     async def _on_ready(self, source: ScheduleSource, task: ScheduledTask) -> None:

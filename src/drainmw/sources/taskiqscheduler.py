@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from drainmw.errors import Misuse
 from drainmw.flag import Pulse
@@ -14,6 +16,22 @@ with extra("taskiq"):
     from taskiq.abc.schedule_source import ScheduleSource
     from taskiq.scheduler.scheduled_task import ScheduledTask
     from taskiq.scheduler.scheduler import TaskiqScheduler
+
+Send = Callable[[ScheduleSource, ScheduledTask], Coroutine[Any, Any, None]]
+
+
+def intercepted(scheduler: TaskiqScheduler, by: Send, who: str) -> Send:
+    """Stand before the one method by which a scheduler sends; gives that method.
+
+    Raises:
+        Misuse: It is no scheduler.
+    """
+    if not isinstance(scheduler, TaskiqScheduler):
+        raise Misuse(f"{who} takes a TaskiqScheduler, not {kind_of(scheduler)}")
+    send = scheduler.on_ready
+    # Of this one scheduler; a subclass would have to be chosen by the user.
+    scheduler.on_ready = by  # type: ignore[assignment, method-assign]
+    return send
 
 
 class TaskiqClock:
@@ -37,19 +55,13 @@ class TaskiqClock:
         Raises:
             Misuse: It is no scheduler.
         """
-        if not isinstance(scheduler, TaskiqScheduler):
-            raise Misuse(
-                f"TaskiqClock takes a TaskiqScheduler, not {kind_of(scheduler)}"
-            )
         self.name = name
         self.overdue = 0
         self._released = asyncio.Event()
         self._released.set()
         self._sending = 0
         self._changes = Pulse()
-        self._send = scheduler.on_ready
-        # Of this one scheduler; a subclass would have to be chosen by the user.
-        scheduler.on_ready = self._on_ready  # type: ignore[method-assign]
+        self._send = intercepted(scheduler, self._on_ready, "TaskiqClock")
 
     async def hold(self) -> None:
         """Send nothing more; what is being sent is counted."""
