@@ -121,7 +121,7 @@ class Members:
                 self._released.clear()
                 self._begin()
             self._is_held = True
-            self._redis.hset(self._keys.holds, self._token, f"{time.time():.0f}")
+            self._write_hold()
             self.states()
 
     def count(self) -> Counts:
@@ -152,7 +152,7 @@ class Members:
             told, stands = ask.execute()
         if self._is_held and not stands:
             self._lost |= self._known
-            self._redis.hset(self._keys.holds, self._token, f"{time.time():.0f}")
+            self._write_hold()
             raise SourceUnavailable("Redis had lost the hold, and may have let jobs in")
         there = self._present({text(n): text(state) for n, state in told.items()})
         if len(there) < self._expected:
@@ -162,6 +162,9 @@ class Members:
                 f"do they run as {self.runs_as}, with {VARIABLE}={self._release}?"
             )
         return there
+
+    def _write_hold(self) -> None:
+        self._redis.hset(self._keys.holds, self._token, f"{time.time():.0f}")
 
     # What a kind of members says of itself
 
