@@ -40,6 +40,7 @@ from drainmw.sources.rqrelease import (
 )
 from drainmw.sources.threaded import ThreadedSource
 
+# What of RQ is put aside for a checker below has no types there.
 with extra("rq"):
     from redis import Redis
     from rq import Queue, Worker
@@ -97,7 +98,6 @@ class DrainableWorker(Worker):
             Misuse: Nobody has told of which release it is.
         """
         self._own = _Keys(self._release())
-        # RQ has no types for these two.
         super().register_birth()  # type: ignore[no-untyped-call]
         self._own.tell(self.connection, self.name, OUT)
 

@@ -38,6 +38,7 @@ from drainmw.sources.rqrelease import (
 )
 from drainmw.sources.threaded import ThreadedSource
 
+# What of RQ and redis-py is put aside for a checker below has no types there.
 with extra("rq"):
     from redis import Redis
     from redis.client import PubSub

@@ -315,6 +315,7 @@ class StreamQueue:
             self._ready.setdefault(place, entry)
 
     async def _acknowledge(self, place: _Place) -> None:
+        # Its type says text; like the broker itself we hand it what Redis answers.
         await self._broker._ack_generator(place.id, place.stream)()  # type: ignore[arg-type]
         self._here.pop(place, None)
 
